@@ -1,0 +1,160 @@
+# The entry points for people and for CI; the engine's build rules are in engine_c/engine.mk.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+# V=1 shows every command.
+Q := $(if $(V),,@)
+include engine_c/engine.mk
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-zA-Z0-9_.-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: build
+build: $(LIB_SO) $(LIB_A) ## libcolibri.so.1, .so and .a into build/$(VARIANT) [VARIANT=release debug asan tsan O0 …, CC=…]
+
+TEST ?= *
+SELECTED = $(filter $(B)/tests/test_$(subst *,%,$(TEST)),$(TEST_BIN))
+.PHONY: ctest bench-programs
+# Every program is built and run even if another fails. Paths inside tests are relative to the repository.
+ctest: ## builds and runs every tests/unit/engine/test_*.c [TEST=pool VARIANT=…]
+	@bad=0; $(MAKE) --no-print-directory -k $(SELECTED) || bad=1; ran=0; \
+	for t in $(SELECTED); do \
+	    printf '%-28s' "$${t##*/}"; $(RUNNER) $$t || { bad=1; echo "FAILED: $$t"; }; ran=$$((ran + 1)); \
+	done; \
+	echo "ctest ($(VARIANT)): $$ran programs, $$([ $$bad = 0 ] && echo all passed || echo FAILED)"; exit $$bad
+
+bench-programs: $(BENCH_BIN) ## the C programs of engine_c/bench
+
+# ---- Python ------------------------------------------------------------------------------------------------------
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PY_SRC := pyproject.toml setup.py $(E)/python/colibri_engine/_build_ffi.py $(wildcard $(E)/include/*.h $(E)/host/*.h) $(HOST_SRC)
+.PHONY: python pytest
+$(VENV)/tools.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip 'setuptools>=68' 'cffi>=1.16' wheel
+	$(PY) -m pip install --quiet --no-build-isolation -e '.[dev]'
+	@touch $@
+# The binding and the library beside it, rebuilt in place.
+$(VENV)/engine.stamp: $(VENV)/tools.stamp $(LIB_SO) $(PY_SRC)
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
+	@touch $@
+python: $(VENV)/engine.stamp ## .venv with the package (editable) and everything the tests need
+
+PYTEST_ARGS ?=
+pytest: build python ## the Python tests [PYTEST_ARGS='tests/unit -k name']
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+.PHONY: check sanitize portability fuzz
+check: build python ## lint, import rules, exported and needed symbols, ABI record, size budgets
+	$(PY) -m ruff check .
+	$(VENV)/bin/lint-imports
+	$(PY) -m pytest -q tests/unit/engine/test_build.py
+
+TSAN_TESTS ?= pool
+sanitize: ## C tests under ASan + UBSan, the thread pool under TSan
+	@$(MAKE) --no-print-directory ctest VARIANT=asan
+	@for t in $(TSAN_TESTS); do $(MAKE) --no-print-directory ctest VARIANT=tsan TEST=$$t || exit 1; done
+
+# Same bits from every compiler and optimisation level; see engine_c/bench/selftest_digest.c.
+PORTABLE := gcc,release gcc,nolto gcc,O0 clang,release clang,nolto clang,O0 musl-gcc,nolto
+DIGESTS  := $(BUILD)/portability/digests
+comma    := ,
+sub       = $(MAKE) --no-print-directory CC=$1 VARIANT=$2 BUILD=$(BUILD)/portability/$1
+portability: ## digests of gcc, clang, musl, -O0, -O3, LTO; other targets compile; emulated AVX-512
+	@mkdir -p $(@D) $(BUILD)/portability; rm -f $(DIGESTS)
+	$(foreach p,$(PORTABLE),$(call digest_step,$(word 1,$(subst $(comma), ,$p)),$(word 2,$(subst $(comma), ,$p))))
+	@[ $$(awk '{print $$2}' $(DIGESTS) | sort -u | wc -l) = 1 ] || \
+	    { echo "portability: the digests differ:"; cat $(DIGESTS); exit 1; }
+	@echo "portability: $$(wc -l < $(DIGESTS)) digests, all $$(awk 'NR == 1 {print $$2}' $(DIGESTS))"
+	$(call sub,aarch64-linux-gnu-gcc,nolto) objects
+	$(call sub,x86_64-w64-mingw32-gcc,nolto) objects EXTRA_CFLAGS=-Wno-attributes
+	@$(MAKE) --no-print-directory ctest VARIANT=emu512 TEST=kernels
+define digest_step
+@$(call sub,$1,$2) $(BUILD)/portability/$1/$2/bench/selftest_digest
+@$(BUILD)/portability/$1/$2/bench/selftest_digest | sed 's|$$| $1 $2|' >> $(DIGESTS)
+
+endef
+.PHONY: objects
+objects: $(ENGINE_OBJ)
+
+# libFuzzer programs: the engine is compiled with coverage and sanitizers into each. The corpus grows under build/fuzz;
+# tests/fuzz/corpus/<name> holds the seeds.
+FUZZ_SECONDS ?= 30
+FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_BIN  := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/%)
+FUZZ_LINK := -fsanitize=fuzzer,address,undefined
+fuzz: ## every tests/fuzz/fuzz_*.c for FUZZ_SECONDS each (clang's libFuzzer)
+	@$(MAKE) --no-print-directory CC=clang VARIANT=fuzz BUILD=$(BUILD) fuzz-run
+.PHONY: fuzz-run
+fuzz-run: $(FUZZ_BIN)
+	@for f in $(FUZZ_BIN); do name=$${f##*/}; mkdir -p $(B)/corpus/$$name; seeds=tests/fuzz/corpus/$$name; \
+	    echo "$$name: $(FUZZ_SECONDS) s"; \
+	    $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
+	        -artifact_prefix=$(B)/ $(B)/corpus/$$name $$([ -d $$seeds ] && echo $$seeds) || exit 1; \
+	done
+$(FUZZ_BIN): $(B)/%: $(B)/tests/fuzz/%.o $(ENGINE_OBJ) $(HOST_OBJ)
+	$(Q)$(CC) $(FUZZ_LINK) -pthread $^ -o $(temporary) && $(done)
+
+# ---- profiling ---------------------------------------------------------------------------------------------------
+.PHONY: perf callgrind
+PERF_MODEL ?= $(BUILD)/perf/model
+PERF_ARGS  ?= -p 64 -n 32
+$(BUILD)/perf/model: | python
+	$(VENV)/bin/colibrid synth-model $@ --layers 2 --hidden 1024 --inter 3584 --format q4
+# LD_LIBRARY_PATH goes before the binding's own $ORIGIN: the same benchmark on a library with frame pointers.
+perf: python $(PERF_MODEL) ## perf record, report and flame graph of colibri-bench [PERF_MODEL=DIR PERF_ARGS='-p 64 -n 32']
+	@$(MAKE) --no-print-directory build VARIANT=profile
+	cd $(BUILD)/perf && LD_LIBRARY_PATH=$(abspath $(BUILD))/profile perf record -q -F 499 --call-graph fp -o perf.data \
+	    $(abspath $(VENV))/bin/colibri-bench --model $(abspath $(PERF_MODEL)) $(PERF_ARGS)
+	perf report -i $(BUILD)/perf/perf.data --stdio --no-children -g none > $(BUILD)/perf/report.txt 2> /dev/null
+	@grep -v '^#' $(BUILD)/perf/report.txt | grep -v '^$$' | head -n 15
+	perf script -i $(BUILD)/perf/perf.data 2> /dev/null | $(PY) $(E)/bench/flamegraph.py > $(BUILD)/perf/flame.svg
+	@echo "$(BUILD)/perf/report.txt, $(BUILD)/perf/flame.svg"
+
+# Counts depend on the program and the compiler alone, so two commits compare exactly. Valgrind knows AVX2, not AVX-512.
+CALLGRIND ?= callgrind_forward
+callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_c/bench]
+	@$(MAKE) --no-print-directory $(BUILD)/profile/bench/$(CALLGRIND) VARIANT=profile
+	COLIBRI_ISA=$${COLIBRI_ISA:-avx2} valgrind --tool=callgrind --callgrind-out-file=$(BUILD)/callgrind.$(CALLGRIND) \
+	    $(BUILD)/profile/bench/$(CALLGRIND)
+	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | head -n 20
+
+# ---- all of it ---------------------------------------------------------------------------------------------------
+.PHONY: cmake test clean
+cmake: ## the same library and tests through CMake, in build/cmake
+	cmake -S $(E) -B $(BUILD)/cmake $(if $(shell command -v ninja),-G Ninja) -DCMAKE_C_COMPILER=$(CC)
+	cmake --build $(BUILD)/cmake
+	ctest --test-dir $(BUILD)/cmake --output-on-failure
+
+test: ## everything CI runs
+	@$(MAKE) --no-print-directory build ctest
+	@$(MAKE) --no-print-directory cmake
+	@$(MAKE) --no-print-directory sanitize
+	@$(MAKE) --no-print-directory portability
+	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(if $(filter command line environment,$(origin FUZZ_SECONDS)),$(FUZZ_SECONDS),15)
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory pytest
+
+# One entry per source file, with the flags this Makefile would give it.
+ALL_SRC := $(ENGINE_SRC) $(HOST_SRC) $(TEST_SRC) $(BENCH_SRC) $(FUZZ_SRC)
+define newline
+
+
+endef
+entry = {"directory": "$(CURDIR)", "file": "$1", "command": "$(CC) $(call flags_of,$1) -c $1"}
+COMPILE_COMMANDS ?= compile_commands.json
+.PHONY: compile_commands.json
+compile_commands.json: ## for clangd and other tools
+	$(file >$(COMPILE_COMMANDS),[$(subst }$(newline) {,}$(comma)$(newline){,$(foreach s,$(ALL_SRC),$(call entry,$s)$(newline)))])
+	@echo "$(COMPILE_COMMANDS): $(words $(ALL_SRC)) files"
+
+.PHONY: abi-record
+abi-record: python ## rewrites tests/golden/abi after a deliberate change of colibri.h
+	$(PY) tests/golden/abi/record.py --write
+
+clean: ## removes build/
+	rm -rf $(BUILD) compile_commands.json

@@ -1,0 +1,34 @@
+/* Prints "digest <64 hex> <isa>" of colibri_selftest for every instruction set this CPU has. `make portability` builds
+ * it with each compiler and level and compares the lines. Exit code 1: a self-test failed, 2: it could not run. */
+#include "colibri.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static int print_digest(uint32_t isa, colibri_buffer_t *workspace) {
+    uint8_t digest[32] = {0};
+    colibri_error_t err = {.struct_size = sizeof err};
+    colibri_status_t status = colibri_selftest(isa, workspace, digest, &err);
+    if (status && status != COLIBRI_SELFTEST) {
+        fprintf(stderr, "%s: %s\n", colibri_isa_name(isa), err.message);
+        return 2;
+    }
+    printf("digest ");
+    for (int i = 0; i < 32; i++) printf("%02x", digest[i]);
+    printf(" %s\n", colibri_isa_name(isa));
+    if (status) fprintf(stderr, "%s: %s\n", colibri_isa_name(isa), err.message);
+    return status ? 1 : 0;
+}
+
+int main(void) {
+    uint64_t size = (colibri_selftest_size() + 63) / 64 * 64;
+    colibri_buffer_t workspace = {.struct_size = sizeof workspace, .type = COLIBRI_WORKSPACE, .size = size,
+                                  .ptr = aligned_alloc(64, size), .alignment = 64, .ref_count = 1};
+    if (!workspace.ptr) return 2;
+    int worst = 0;
+    for (uint32_t isa = COLIBRI_ISA_REF; isa <= colibri_best_isa(); isa++) {
+        int result = print_digest(isa, &workspace);
+        worst = result > worst ? result : worst;
+    }
+    free(workspace.ptr);
+    return worst;
+}

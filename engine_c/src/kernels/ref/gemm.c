@@ -1,0 +1,83 @@
+/* Reference GEMM over one panel: plain loops in the contract's order. A new format needs a line here only if it has a
+ * dot product of its own; formats with float partners go through their unpack. */
+#include "../../base/fp.h"
+#include "ref.h"
+
+static void gemm_float(const clb_format_t *f, const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0,
+                       uint32_t rows, float *y, size_t ldy) {
+    float w[CLB_BLOCK * CLB_PANEL];
+    for (uint32_t r = 0; r < rows; r++) memset(y + r * ldy, 0, CLB_PANEL * sizeof *y);
+    for (uint32_t b = 0; b < nb; b++) {
+        f->unpack((const uint8_t *)panel + (size_t)b * f->block_bytes, w);
+        for (uint32_t r = 0; r < rows; r++) {
+            const float *xb = (const float *)x->q + ((size_t)b * x->cap + row0 + r) * CLB_BLOCK;
+            float *acc = y + r * ldy;
+            for (int k = 0; k < CLB_BLOCK; k++)
+                for (int l = 0; l < CLB_PANEL; l++) acc[l] = clb_fmaf(w[k * CLB_PANEL + l], xb[k], acc[l]);
+        }
+    }
+}
+
+void clb_ref_gemm_f32(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    gemm_float(&clb_format_f32, p, nb, x, row0, rows, y, ldy);
+}
+void clb_ref_gemm_f16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    gemm_float(&clb_format_f16, p, nb, x, row0, rows, y, ldy);
+}
+void clb_ref_gemm_bf16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                       size_t ldy) {
+    gemm_float(&clb_format_bf16, p, nb, x, row0, rows, y, ldy);
+}
+
+/* One block of a quantised format: integers [16 rows][32 k] and scales [16]. */
+typedef void ints_fn(const uint8_t *block, int8_t *w, float *scale);
+
+static void ints_q8(const uint8_t *block, int8_t *w, float *scale) {
+    const uint16_t *s = (const uint16_t *)(const void *)(block + 512);
+    for (int l = 0; l < CLB_PANEL; l++) {
+        scale[l] = clb_f16_to_f32(s[l]);
+        for (int k = 0; k < CLB_BLOCK; k++)
+            w[l * CLB_BLOCK + k] = (int8_t)(block[k / 4 * 64 + l * 4 + k % 4] - 128);
+    }
+}
+
+static void ints_q4(const uint8_t *block, int8_t *w, float *scale) {
+    const uint16_t *s = (const uint16_t *)(const void *)(block + 256);
+    for (int l = 0; l < CLB_PANEL; l++) {
+        scale[l] = clb_f16_to_f32(s[l]);
+        for (int k = 0; k < CLB_BLOCK; k++) {
+            uint8_t byte = block[k / 8 * 64 + l * 4 + k % 4];
+            w[l * CLB_BLOCK + k] = (int8_t)((k % 8 < 4 ? byte & 15 : byte >> 4) - 8);
+        }
+    }
+}
+
+static int32_t dot32(const int8_t *a, const int8_t *b) {
+    int32_t sum = 0;
+    for (int k = 0; k < CLB_BLOCK; k++) sum += a[k] * b[k];
+    return sum;
+}
+
+static void gemm_ints(ints_fn *ints, size_t block_bytes, const void *panel, uint32_t nb, const clb_act_t *x,
+                      uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    int8_t w[CLB_PANEL * CLB_BLOCK];
+    float scale[CLB_PANEL];
+    for (uint32_t r = 0; r < rows; r++) memset(y + r * ldy, 0, CLB_PANEL * sizeof *y);
+    for (uint32_t b = 0; b < nb; b++) {
+        ints((const uint8_t *)panel + b * block_bytes, w, scale);
+        for (uint32_t r = 0; r < rows; r++) {
+            size_t at = (size_t)b * x->cap + row0 + r;
+            const int8_t *xb = (const int8_t *)x->q + at * CLB_BLOCK;
+            float *acc = y + r * ldy;
+            for (int l = 0; l < CLB_PANEL; l++)
+                acc[l] = clb_fmaf((float)dot32(w + l * CLB_BLOCK, xb), scale[l] * x->d[at], acc[l]);
+        }
+    }
+}
+
+void clb_ref_gemm_q8(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    gemm_ints(ints_q8, clb_format_q8.block_bytes, p, nb, x, row0, rows, y, ldy);
+}
+void clb_ref_gemm_q4(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    gemm_ints(ints_q4, clb_format_q4.block_bytes, p, nb, x, row0, rows, y, ldy);
+}

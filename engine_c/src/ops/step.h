@@ -1,0 +1,104 @@
+/* One forward step: the state every operation works on, and how work is spread over the caller's threads.
+ *
+ * A step is a series of phases. A phase has n independent chunks; clb_run hands them to config.threads lanes, each lane
+ * claims chunks from one atomic counter (so a preempted thread's share is taken by the others) and owns scratch that no
+ * other lane touches. A chunk's result depends on its number only, never on the lane or the order. */
+#ifndef CLB_STEP_H
+#define CLB_STEP_H
+#include "../base/arena.h"
+#include "../model/model.h"
+
+enum { CLB_ROW_TILE = 64 }; /* rows that share one pass over a panel; keeps activations in L2 */
+
+typedef struct clb_lane {
+    float *row;     /* [max(hidden, heads*head_dim) rounded up to 32] */
+    float *gate;    /* [CLB_ROW_TILE][32] */
+    float *up;      /* [CLB_ROW_TILE][32] */
+    float *q;       /* [2][group][hdp]: queries for window keys, for pinned keys */
+    float *out;     /* [group][hdp] */
+    float *scores;  /* [group][score_cap] */
+    float *sums;    /* [group] softmax denominators */
+    float *router;  /* [hidden padded][16]: one dequantised panel of the int8 table */
+} clb_lane_t;
+
+/* The same rows packed for each dot-product partner that somebody needs. */
+typedef struct clb_acts {
+    clb_act_t kind[2];
+} clb_acts_t;
+
+/* Rows of one expert: activations [nb][rows][32] of its own, outputs rows [first, first + rows) of the sorted order. */
+typedef struct clb_bucket {
+    uint32_t expert, first, rows;
+    const uint8_t *data; /* the expert's extent */
+} clb_bucket_t;
+
+typedef struct clb_token {
+    uint32_t id, seq, pos, out_row; /* out_row: row in logits, or UINT32_MAX */
+    int pinned_rope;                /* the query meets pinned keys at another position */
+} clb_token_t;
+
+typedef struct clb_step {
+    const struct colibri_model *m;
+    colibri_batch_t *batch;
+    uint8_t *arena;       /* KV */
+    float *logits;        /* [n_out, vocab] */
+    const uint8_t *routing;
+    uint32_t n_tokens, n_out;
+    int32_t status;       /* first failure of a callback or cancel; atomic */
+    uint32_t next;        /* atomic: next chunk of the running phase */
+
+    clb_token_t *tokens;  /* [max_tokens] */
+    uint32_t *bad;        /* [max_sequences] atomic flags: non-finite seen */
+    float *x;             /* [max_tokens][hidden] residual stream */
+    float *cos, *sin;     /* [max_tokens][2][head_dim/2]: at t, and at the pinned query position */
+    float *q, *k, *v;     /* [max_tokens][ldq], [max_tokens][ldk] x2 */
+    float *attn;          /* [max_tokens][ldq] */
+    clb_acts_t in;        /* hidden, normalised */
+    clb_acts_t mid;       /* attention output */
+    float *route;         /* [max_tokens][experts rounded up to 16] */
+    uint32_t *picked;     /* [max_tokens][top_k] experts, ascending */
+    float *weight;        /* [max_tokens][top_k] */
+    uint32_t *slot;       /* [max_tokens][top_k] row in the sorted order */
+    uint32_t *count;      /* [experts + 1] */
+    uint32_t *source;     /* [max_tokens*top_k] token of each sorted row */
+    clb_bucket_t *buckets; /* [experts] */
+    uint32_t *first_chunk; /* [experts + 1] */
+    colibri_expert_lease_t *leases; /* [experts] */
+    uint32_t n_buckets;
+    clb_acts_t gathered;  /* hidden, by expert; cap is the bucket's rows */
+    clb_acts_t act;       /* silu(gate) * up, by expert */
+    float *down;          /* [max_tokens*top_k][ldh] */
+    uint64_t *keep;       /* [max_sequences][keep_words], only with an eviction callback */
+    float *mass;          /* [max_context], only with kv_mass */
+    clb_lane_t *lanes;    /* [threads] */
+    uint32_t ldq, ldk, ldh, lde, keep_words, score_cap;
+} clb_step_t;
+
+/* Lays the step out in the arena; with base NULL only counts. */
+void clb_step_layout(clb_step_t *st, const struct colibri_model *m, clb_arena_t *a);
+
+typedef void clb_chunk_fn(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane_t *lane);
+void clb_run(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_chunks);
+
+void clb_step_fail(clb_step_t *st, colibri_status_t status); /* first one wins */
+static inline int clb_step_ok(const clb_step_t *st) { return __atomic_load_n(&st->status, __ATOMIC_RELAXED) == 0; }
+static inline void clb_flag(clb_step_t *st, uint32_t seq) { __atomic_store_n(&st->bad[seq], 1u, __ATOMIC_RELAXED); }
+static inline colibri_sequence_t *clb_sequence(const clb_step_t *st, uint32_t i) {
+    return (colibri_sequence_t *)(void *)((uint8_t *)st->batch->sequences + (size_t)i * st->batch->sequences->struct_size);
+}
+
+/* ---- operations, in the order of a layer ---- */
+void clb_embed(clb_step_t *st);                                /* x, rope tables */
+/* in = pack(rmsnorm(x) * w) for the kinds in mask (bit per clb_act_kind) */
+void clb_norm(clb_step_t *st, const float *w, uint32_t mask);
+void clb_qkv(clb_step_t *st, const clb_layer_t *l);            /* q, k, v from in */
+void clb_kv_write(clb_step_t *st, uint32_t layer);             /* rotates k, stores k and v */
+void clb_attention(clb_step_t *st, uint32_t layer);            /* attn from q and the slabs */
+void clb_attn_project(clb_step_t *st, const clb_layer_t *l);   /* x += o(attn) */
+void clb_route(clb_step_t *st, uint32_t layer);                /* picked, weight, slot, buckets */
+void clb_experts(clb_step_t *st, uint32_t layer);              /* x += sum of weight * expert(in) */
+void clb_head(clb_step_t *st);                                 /* logits of the wanted rows */
+
+static inline uint32_t clb_kind_bit(const clb_matrix_t *w) { return 1u << w->format->act; }
+
+#endif

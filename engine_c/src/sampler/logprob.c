@@ -1,0 +1,35 @@
+/* Log probabilities of the raw logits (step 12). */
+#include "sampler.h"
+#include "../base/fp.h"
+
+colibri_status_t clb_logits_max(const struct colibri_model *model, const float *logits, float *max,
+                                colibri_error_t *err) {
+    if (!model->kernels.finite_max(logits, model->g.vocab, max)) return COLIBRI_OK;
+    uint32_t i = 0;
+    while (clb_finite(logits[i])) i++;
+    return clb_fail(err, COLIBRI_NON_FINITE, "logits[%u] is NaN or infinite", (uint64_t)i);
+}
+
+/* Ids of the n <= vocab best logits, by (value descending, id ascending). */
+static void best(const float *logits, uint32_t vocab, uint32_t n, uint32_t *ids) {
+    uint32_t have = 0;
+    for (uint32_t i = 0; i < vocab; i++) {
+        float x = logits[i];
+        if (have == n && !(x > logits[ids[n - 1]])) continue;
+        uint32_t j = have < n ? have++ : n - 1;
+        for (; j && x > logits[ids[j - 1]]; j--) ids[j] = ids[j - 1];
+        ids[j] = i;
+    }
+}
+
+void clb_logprobs(const struct colibri_model *model, const float *logits, float max, uint32_t n,
+                  colibri_sample_t *sample) {
+    uint32_t vocab = model->g.vocab;
+    double m = (double)max, lse = clb_log(model->kernels.exp_sum(logits, vocab, max));
+    sample->logprob = (float)(((double)logits[sample->token] - m) - lse);
+    sample->n_top = n < vocab ? n : vocab;
+    if (!sample->n_top) return;
+    best(logits, vocab, sample->n_top, sample->top_ids);
+    for (uint32_t i = 0; i < sample->n_top; i++)
+        sample->top_logprobs[i] = (float)(((double)logits[sample->top_ids[i]] - m) - lse);
+}

@@ -1,0 +1,146 @@
+/* The sampler: from raw logits f32 [vocab] to one token, the same on every CPU.
+ *
+ * Every step is a fixed sequence of IEEE operations; only the way to the result (which part of the vocabulary is ever
+ * sorted) is free. tests/reference/sampler.py is the same definition in numpy.
+ *
+ *   0. A logit that is NaN or infinite: COLIBRI_NON_FINITE.
+ *   1. v[i] = logits[i] in float; a token whose bit in `allowed` is clear gets v = -inf.
+ *   2. v[i] += bias, in the order of bias_ids.
+ *   3. For each distinct token of prompt and generated with v > -inf, in float and in this order
+ *        repetition   v > 0 ? v / r : v * r             (tokens of prompt or generated, once)
+ *        presence     v -= presence                     (tokens of generated, once)
+ *        frequency    v -= frequency * (float)count     (count = occurrences in generated)
+ *      A penalty at its neutral value (1, 0, 0) is not applied and does not read its tokens.
+ *   4. v = -inf means excluded, be it by the mask or because a finite value fell below the range of float. NaN or +inf
+ *      after 2, 3 or 5: COLIBRI_NON_FINITE. Everything excluded: COLIBRI_NO_TOKEN.
+ *   5. temperature < 1e-5f: the lowest id with the largest v. Otherwise v = v / temperature.
+ *   6. p[i] = clb_expf(v[i] - vmax), the order is (v descending, id ascending), and cum[j] is the double sum of the
+ *      first j + 1 p in that order, one by one.
+ *   7. top-k keeps the first k. T = the sum of all p that are left: if k removed a token, cum of the last one kept;
+ *      otherwise the double sum in 16 lanes by id mod 16, ids ascending, then the tree of fp.h (equal to the kernel
+ *      exp_sum; no order needed).
+ *   8. top-p (if < 1) keeps the shortest prefix with cum >= (double)top_p * T; all, if rounding lets none reach it.
+ *   9. min-p ends the prefix before the first p < min_p (the largest p is exactly 1). Tokens with p = 0 never survive.
+ *  10. total = T if neither top-p (< 1) nor min-p (> 0) is on, else cum of the last survivor.
+ *  11. x = Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of key
+ *      (seed mod 2^32, seed div 2^32) and counter (position mod 2^32, position div 2^32, 0, 0);
+ *      u = ((x[0] 2^32 + x[1]) >> 11) 2^-53. The token is the first survivor with cum > u * total, or the last one if
+ *      rounding leaves none.
+ *  12. Log probabilities are of the raw logits: lp[i] = (float)(((double)logits[i] - m) - log(exp_sum(logits, m))), m
+ *      the exact maximum, log = clb_log. The n best are by (logit descending, id ascending). */
+#include "sampler.h"
+#include "../base/fpenv.h"
+
+static const float GREEDY_BELOW = 1e-5f;
+
+uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base) {
+    uint64_t padded = ((uint64_t)vocab + 15) / 16 * 16, lines = padded / 16; /* 64 bytes of floats each */
+    uint64_t at[6], end = 0;
+    const uint64_t bytes[6] = {64 * lines, 64 * lines, 32 * (lines + lines % 2), 128 * lines, 128 * lines,
+                               (CLB_BUCKETS + 16) * sizeof(uint32_t)};
+    for (int i = 0; i < 6; i++) {
+        at[i] = end;
+        end += bytes[i];
+    }
+    if (!base) return end;
+    char *memory = base;
+    s->vocab = vocab;
+    s->padded = (uint32_t)padded;
+    s->v = (float *)(void *)(memory + at[0]);
+    s->p = (float *)(void *)(memory + at[1]);
+    s->count = (uint32_t *)(void *)(memory + at[1]);
+    s->bucket = (uint16_t *)(void *)(memory + at[2]);
+    s->sorted = (uint64_t *)(void *)(memory + at[3]);
+    s->spare = (uint64_t *)(void *)(memory + at[4]);
+    s->fill = (uint32_t *)(void *)(memory + at[5]);
+    return end;
+}
+
+static colibri_status_t check_model(const colibri_model_t *model, colibri_error_t *err) {
+    if (!model) return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "model is NULL");
+    if (model->magic != CLB_MODEL_MAGIC)
+        return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "model is not a handle of colibri_init");
+    return COLIBRI_OK;
+}
+
+static colibri_status_t check_results(const float *logits, const colibri_sample_t *sample, colibri_error_t *err) {
+    if (!logits) return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "logits is NULL");
+    return clb_struct_check(sample, CLB_SIZE_TO(colibri_sample_t, top_logprobs), "sample", err);
+}
+
+colibri_status_t colibri_sample_size(const colibri_model_t *model, uint64_t *bytes) {
+    colibri_status_t status = check_model(model, NULL);
+    if (status || !bytes) return COLIBRI_INVALID_ARGUMENT;
+    *bytes = clb_sampler_layout(NULL, model->g.vocab, NULL);
+    return COLIBRI_OK;
+}
+
+/* Steps 0 to 11. *max is the raw maximum. */
+static colibri_status_t choose(clb_sampler_t *s, const float *logits, float *max, uint32_t *token,
+                               colibri_error_t *err) {
+    int greedy = s->in.temperature < GREEDY_BELOW;
+    colibri_status_t status = clb_logits_max(s->model, logits, max, err);
+    if (status) return status;
+    if (greedy && clb_sampling_plain(&s->in)) {
+        *token = clb_argmax(logits, s->vocab, *max);
+        return COLIBRI_OK;
+    }
+    if (greedy) s->in.temperature = 1.0f;
+    status = clb_adjust(s, logits, err);
+    if (status) return status;
+    *token = greedy ? clb_argmax(s->v, s->vocab, s->max) : clb_draw(s);
+    return COLIBRI_OK;
+}
+
+static colibri_status_t sample_checked(clb_sampler_t *s, const float *logits, colibri_sample_t *sample,
+                                       colibri_error_t *err) {
+    float max;
+    uint32_t token;
+    colibri_status_t status = choose(s, logits, &max, &token, err);
+    if (status) return status;
+    sample->token = token;
+    sample->logprob = 0.0f;
+    sample->n_top = 0;
+    if (s->in.want_logprob || s->in.n_logprobs) clb_logprobs(s->model, logits, max, s->in.n_logprobs, sample);
+    return COLIBRI_OK;
+}
+
+colibri_status_t colibri_sample(const colibri_model_t *model, const colibri_sampling_t *sampling, const float *logits,
+                                colibri_buffer_t *scratch, colibri_sample_t *sample, colibri_error_t *err) {
+    colibri_status_t status = check_model(model, err);
+    if (status) return status;
+    if ((status = check_results(logits, sample, err))) return status;
+    clb_sampler_t s = {.model = model};
+    uint64_t need = clb_sampler_layout(&s, model->g.vocab, NULL);
+    if ((status = clb_buffer_check(scratch, "scratch", COLIBRI_WORKSPACE, need, err))) return status;
+    if ((status = clb_sampling_check(sampling, model->g.vocab, &s.in, err))) return status;
+    clb_sampler_layout(&s, model->g.vocab, scratch->ptr);
+    clb_buffer_acquire(scratch);
+    clb_fpenv_t env = clb_fpenv_enter();
+    status = sample_checked(&s, logits, sample, err);
+    clb_fpenv_leave(env);
+    clb_buffer_release(scratch);
+    return status;
+}
+
+colibri_status_t colibri_score(const colibri_model_t *model, const float *logits, uint32_t token, uint32_t n_logprobs,
+                               colibri_sample_t *sample, colibri_error_t *err) {
+    colibri_status_t status = check_model(model, err);
+    if (status) return status;
+    if ((status = check_results(logits, sample, err))) return status;
+    if (token >= model->g.vocab)
+        return clb_fail(err, COLIBRI_TOKEN_RANGE, "token is %u, the vocabulary has %u", (uint64_t)token,
+                        (uint64_t)model->g.vocab);
+    if (n_logprobs > COLIBRI_MAX_LOGPROBS)
+        return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "n_logprobs is %u, at most %u are kept", (uint64_t)n_logprobs,
+                        (uint64_t)COLIBRI_MAX_LOGPROBS);
+    clb_fpenv_t env = clb_fpenv_enter();
+    float max;
+    status = clb_logits_max(model, logits, &max, err);
+    if (!status) {
+        sample->token = token;
+        clb_logprobs(model, logits, max, n_logprobs, sample);
+    }
+    clb_fpenv_leave(env);
+    return status;
+}

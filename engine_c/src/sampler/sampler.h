@@ -1,0 +1,60 @@
+/* What the files of the sampler share. The order of operations is in sampler.c. */
+#ifndef CLB_SAMPLER_H
+#define CLB_SAMPLER_H
+#include "../base/buffer.h"
+#include "../model/model.h"
+
+/* Values are put in order bucket by bucket: bucket b holds the values whose distance from the maximum is in
+ * [b/64, (b+1)/64), the last one everything farther away; CLB_EXCLUDED holds the values that are -inf. */
+enum { CLB_BUCKETS = 2048, CLB_EXCLUDED = CLB_BUCKETS, CLB_BUCKETS_PER_UNIT = 64 };
+
+/* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. */
+typedef struct clb_sampler {
+    const struct colibri_model *model;
+    colibri_sampling_t in;   /* defaults filled in */
+    uint32_t vocab, padded;  /* V = padded */
+    float max;               /* largest of v */
+    float *v;                /* [V] adjusted logits, -inf = excluded; padding is -inf */
+    float *p;                /* [V] exp(v - max), of the survivors of top-k at least */
+    uint32_t *count;         /* [V] the same memory as p, for the penalties before p exists */
+    uint16_t *bucket;        /* [V] */
+    uint32_t *fill;          /* [CLB_BUCKETS + 1] members of each bucket not yet in `sorted` */
+    uint64_t *sorted;        /* [V] (descending value, ascending id), see clb_order_id */
+    uint64_t *spare;         /* [V] */
+    uint32_t n_allowed;      /* values that are not -inf */
+    uint32_t n_sorted;       /* so many of them are in their place */
+    uint32_t next_bucket;    /* first bucket not yet in `sorted` */
+} clb_sampler_t;
+
+/* Lays the arrays out at `base` (64-byte aligned, or NULL) and returns their total size in bytes. */
+uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base);
+
+/* Copies *sampling into *in, fills in defaults and checks everything that does not need the logits. */
+colibri_status_t clb_sampling_check(const colibri_sampling_t *sampling, uint32_t vocab, colibri_sampling_t *in,
+                                    colibri_error_t *err);
+/* Does the request leave the order of the logits as it is: no mask, bias or penalty? */
+int clb_sampling_plain(const colibri_sampling_t *in);
+
+/* v = the logits after mask, bias, penalties and temperature; sets max. NON_FINITE if a value became NaN or +inf,
+ * NO_TOKEN if all are -inf. */
+colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, colibri_error_t *err);
+/* Lowest id with x[id] == max, which occurs in x[n]. */
+uint32_t clb_argmax(const float *x, uint32_t n, float max);
+
+/* Starts ordering v; sets n_allowed. */
+void clb_order_start(clb_sampler_t *s);
+/* Makes at least min(n, n_allowed) entries of sorted[] final. */
+void clb_order_reach(clb_sampler_t *s, uint32_t n);
+static inline uint32_t clb_order_id(const clb_sampler_t *s, uint32_t rank) { return (uint32_t)s->sorted[rank]; }
+
+/* The token drawn from v by top-k, top-p, min-p and (seed, position). */
+uint32_t clb_draw(clb_sampler_t *s);
+void clb_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+/* The exact maximum of logits [vocab]; NON_FINITE naming the first offender. */
+colibri_status_t clb_logits_max(const struct colibri_model *model, const float *logits, float *max,
+                                colibri_error_t *err);
+/* Fills logprob and, if n > 0, the n best of *sample (token is set). */
+void clb_logprobs(const struct colibri_model *model, const float *logits, float max, uint32_t n,
+                  colibri_sample_t *sample);
+#endif

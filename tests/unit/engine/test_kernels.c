@@ -1,0 +1,265 @@
+/* Every kernel slot of every instruction set this machine can run, compared with ref as bytes: random shapes, odd tails,
+ * extreme values. Slots come from kernels.def, formats.def and the KV formats, so a new one is tested by being declared.
+ * A build with CLB_EMULATE_AVX512 runs the AVX-512 kernels through an emulation header on any CPU. */
+#include "../../../engine_c/include/colibri.h"
+#include "../../../engine_c/src/base/fp.h"
+#include "../../../engine_c/src/base/fpenv.h"
+#include "../../../engine_c/src/cpu/features.h"
+#include "../../../engine_c/src/kernels/kernels.h"
+#include "test.h"
+
+enum { MAX_N = 224, MAX_ROWS = 40, MAX_NB = 9, MAX_HD = 176, MAX_HEADS = 9, MAX_KEYS = 70, ROUNDS = 400 };
+static clb_kernels_t ref, isa;
+static const char *isa_name;
+static unsigned long long seed = 88172645463325252ull;
+static unsigned pick(unsigned n) { return test_random(&seed) % n; }
+
+/* values that find wrong roundings, wrong limits and lost signs */
+static const uint32_t extremes[] = {0,          0x80000000, 1,          0x80000001, 0x007fffff, 0x00800000, 0x3f800000,
+                                    0x7f7fffff, 0xff7fffff, 0x0d7fffff, 0x0d800000, 0x0d800001, 0x8d800000, 0x42b17217,
+                                    0x42b17219, 0xc2aeac4f, 0xc2aeac51, 0x477fefff, 0x477ff000, 0x33000000, 0x33000001,
+                                    0x387fc000, 0x387fffff, 0xb8800000, 0x7e800000, 0x5f000000, 0x20000000};
+static const uint32_t not_finite[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc01234, 0x7f800001};
+
+typedef enum kind { PLAIN, EXTREME, BROKEN, KINDS } kind_t;
+static void fill(float *x, size_t n, kind_t kind) {
+    float scale = clb_float((uint32_t)(117 + pick(20)) << 23);
+    for (size_t i = 0; i < n; i++) {
+        x[i] = test_uniform(&seed) * scale;
+        if (kind != PLAIN && pick(3) == 0) x[i] = clb_float(extremes[pick(sizeof extremes / sizeof *extremes)]);
+    }
+    if (kind == BROKEN && n) x[pick((unsigned)n)] = clb_float(not_finite[pick(5)]);
+}
+
+/* equal bits, or both NaN (a NaN's sign and payload are not part of the contract) */
+static int same(const float *a, const float *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (clb_bits(a[i]) != clb_bits(b[i]) && !(a[i] != a[i] && b[i] != b[i])) return 0;
+    return 1;
+}
+static int same64(double a, double b) { return clb_bits64(a) == clb_bits64(b) || (a != a && b != b); }
+#define SAME(slot, ok, kind) CHECK_MSG(ok, "%s %s differs from ref (kind %d)", isa_name, slot, (int)(kind))
+
+/* --- scalar slots: one function per entry of kernels.def ------------------------------------------------------- */
+static float in[3][MAX_N + 1], got[MAX_N + 1], want[MAX_N + 1];
+static void inputs(kind_t kind) {
+    for (int i = 0; i < 3; i++) fill(in[i], MAX_N + 1, kind);
+    memcpy(got, in[2], sizeof got);
+    memcpy(want, in[2], sizeof want);
+}
+static void compare(const char *slot, kind_t kind) { SAME(slot, same(got, want, MAX_N + 1), kind); }
+
+static void check_rmsnorm(uint32_t n, kind_t kind) {
+    isa.rmsnorm(in[0], in[1], 1e-5f, n, got);
+    ref.rmsnorm(in[0], in[1], 1e-5f, n, want);
+    compare("rmsnorm", kind);
+}
+static void check_silu_mul(uint32_t n, kind_t kind) {
+    isa.silu_mul(got, in[1], n);
+    ref.silu_mul(want, in[1], n);
+    compare("silu_mul", kind);
+}
+static void check_rope(uint32_t n, kind_t kind) {
+    float scale = pick(2) ? 1.0f : 0.125f;
+    n &= ~1u;
+    isa.rope(got, in[0], in[1], scale, n);
+    ref.rope(want, in[0], in[1], scale, n);
+    compare("rope", kind);
+}
+static void check_softmax(uint32_t n, kind_t kind) {
+    n = (n + 15) & ~15u;
+    for (uint32_t i = 1; i < n; i++)
+        if (pick(8) == 0) got[i] = want[i] = -CLB_INF;
+    float a = isa.softmax(got, n), b = ref.softmax(want, n);
+    SAME("softmax", same(&a, &b, 1) && same(got, want, MAX_N + 1), kind);
+}
+static void check_axpy(uint32_t n, kind_t kind) {
+    isa.axpy(in[1][0], in[0], n, got);
+    ref.axpy(in[1][0], in[0], n, want);
+    compare("axpy", kind);
+}
+static void check_scale(uint32_t n, kind_t kind) {
+    isa.scale(in[1][0], n, got);
+    ref.scale(in[1][0], n, want);
+    compare("scale", kind);
+}
+static void check_add(uint32_t n, kind_t kind) {
+    isa.add(in[0], n, got);
+    ref.add(in[0], n, want);
+    compare("add", kind);
+}
+static void check_finite_max(uint32_t n, kind_t kind) {
+    float a = 0, b = 0;
+    int bad = isa.finite_max(in[0], n, &a), expected = ref.finite_max(in[0], n, &b);
+    SAME("finite_max", bad == expected && (bad || clb_bits(a) == clb_bits(b)), kind);
+}
+static void check_exp_sum(uint32_t n, kind_t kind) {
+    float m = pick(2) ? in[0][0] : 1.5f;
+    SAME("exp_sum", same64(isa.exp_sum(in[0], n, m), ref.exp_sum(in[0], n, m)), kind);
+}
+static void check_scalar_slots(void) {
+    for (uint32_t n = 1; n <= MAX_N; n++)
+        for (int repeat = 0; repeat < 4; repeat++)
+            for (kind_t kind = 0; kind < KINDS; kind++) {
+#define CLB_KERNEL(slot) inputs(kind), check_##slot(n, kind);
+#include "../../../engine_c/src/kernels/kernels.def"
+#undef CLB_KERNEL
+            }
+}
+
+/* --- pack and gemm --------------------------------------------------------------------------------------------- */
+typedef struct side { /* one packed copy of the activations */
+    _Alignas(64) uint8_t q[MAX_NB * MAX_ROWS * CLB_BLOCK * 4];
+    float d[MAX_NB * MAX_ROWS];
+    int32_t s[MAX_NB * MAX_ROWS];
+    _Alignas(64) float y[MAX_ROWS * 24];
+} side_t;
+static side_t a, b;
+static clb_act_t act(side_t *s, uint32_t cap, uint32_t nb) { return (clb_act_t){s->q, s->d, s->s, cap, nb}; }
+
+static int same_act(uint32_t kind, size_t blocks) {
+    if (kind == CLB_ACT_F32) return same((float *)(void *)a.q, (float *)(void *)b.q, blocks * CLB_BLOCK);
+    return !memcmp(a.q, b.q, blocks * CLB_BLOCK) && !memcmp(a.s, b.s, blocks * sizeof *a.s) && same(a.d, b.d, blocks);
+}
+
+static void check_pack(uint32_t kind, kind_t values) {
+    static float x[MAX_NB * CLB_BLOCK];
+    uint32_t nb = 1 + pick(MAX_NB), n = nb * CLB_BLOCK - pick(CLB_BLOCK), cap = 1 + pick(MAX_ROWS), spare = pick(MAX_NB - nb + 1);
+    clb_act_t to_a = act(&a, cap, MAX_NB), to_b = act(&b, cap, MAX_NB);
+    uint32_t row = pick(cap);
+    memset(&a, 0x5a, sizeof a);
+    memset(&b, 0x5a, sizeof b);
+    fill(x, n, values);
+    isa.pack[kind](x, n, &to_a, spare, row);
+    ref.pack[kind](x, n, &to_b, spare, row);
+    SAME(kind == CLB_ACT_Q8 ? "pack q8" : "pack f32", same_act(kind, (size_t)cap * MAX_NB), values);
+}
+
+/* random weights through the format's own pack; quantised formats also get every integer their layout can hold */
+static void random_panel(const clb_format_t *f, uint32_t nb, uint8_t *panel) {
+    static float w[CLB_BLOCK * CLB_PANEL];
+    static int8_t q[CLB_BLOCK * CLB_PANEL];
+    uint16_t scale[CLB_PANEL];
+    for (uint32_t i = 0; i < nb; i++, panel += f->block_bytes) {
+        if (f->pack_quants && pick(2)) {
+            int low = f == &clb_format_q4 ? -8 : -128, span = f == &clb_format_q4 ? 16 : 256;
+            int edge = (int)pick(2);
+            for (int k = 0; k < CLB_BLOCK * CLB_PANEL; k++)
+                q[k] = (int8_t)(edge ? (pick(2) ? low : low + span - 1) : low + (int)pick((unsigned)span));
+            for (int l = 0; l < CLB_PANEL; l++) scale[l] = (uint16_t)(pick(0x7c00) | (pick(2) << 15));
+            CHECK(!f->pack_quants(q, scale, panel));
+        } else {
+            fill(w, CLB_BLOCK * CLB_PANEL, PLAIN);
+            CHECK(!f->pack(w, panel));
+        }
+    }
+}
+
+/* x as ref packs it; one case in four has every activation at the edge of its range */
+static void random_rows(const clb_format_t *f, uint32_t cap, uint32_t nb, kind_t values) {
+    static float x[MAX_NB * CLB_BLOCK];
+    clb_act_t to = act(&a, cap, nb);
+    for (uint32_t r = 0; r < cap; r++) {
+        fill(x, (size_t)nb * CLB_BLOCK, values);
+        if (r % 4 == 3)
+            for (uint32_t k = 0; k < nb * CLB_BLOCK; k++) x[k] = x[k] < 0 ? -2.0f : 2.0f;
+        ref.pack[f->act](x, nb * CLB_BLOCK, &to, 0, r);
+    }
+}
+
+static void check_gemm(uint32_t id, uint32_t rows, kind_t values) {
+    static _Alignas(64) uint8_t panel[MAX_NB * CLB_BLOCK * CLB_PANEL * 4];
+    const clb_format_t *f = clb_format(id);
+    uint32_t nb = 1 + pick(MAX_NB), cap = rows + pick(MAX_ROWS + 1 - rows), row0 = pick(cap - rows + 1);
+    size_t ldy = CLB_PANEL + pick(8);
+    random_panel(f, nb, panel);
+    memset(&a, 0x5a, sizeof a);
+    random_rows(f, cap, nb, values);
+    memset(b.y, 0x5a, sizeof b.y);
+    clb_act_t x = act(&a, cap, nb);
+    isa.gemm[id](panel, nb, &x, row0, rows, a.y, ldy);
+    ref.gemm[id](panel, nb, &x, row0, rows, b.y, ldy);
+    SAME(f->name, same(a.y, b.y, sizeof a.y / sizeof *a.y), values);
+}
+
+static void check_formats(void) {
+    for (uint32_t id = 0; id < CLB_FORMATS; id++) {
+        if (!clb_format(id)) continue;
+        for (uint32_t rows = 1; rows <= MAX_ROWS; rows++)
+            for (int repeat = 0; repeat < 4; repeat++) check_gemm(id, rows, repeat == 3 ? (kind_t)(1 + pick(2)) : PLAIN);
+    }
+    for (int i = 0; i < ROUNDS; i++)
+        for (uint32_t kind = 0; kind < 2; kind++)
+            for (kind_t values = 0; values < KINDS; values++) check_pack(kind, values);
+}
+
+/* --- KV and attention ------------------------------------------------------------------------------------------ */
+static void check_kv_store(uint32_t format, kind_t kind) {
+    static _Alignas(64) uint8_t x[MAX_N * 4 + 64], y[MAX_N * 4 + 64];
+    uint32_t n = 1 + pick(MAX_N);
+    memset(x, 0x5a, sizeof x);
+    memset(y, 0x5a, sizeof y);
+    fill(in[0], n, kind);
+    int bad = isa.kv_store[format](in[0], n, x), expected = ref.kv_store[format](in[0], n, y);
+    SAME("kv_store", bad == expected && (bad || !memcmp(x, y, sizeof x)), kind);
+}
+
+static void check_attention(uint32_t format, kind_t kind) {
+    static _Alignas(64) float kv[MAX_KEYS * MAX_HD], q[MAX_HEADS * MAX_HD], out[2][MAX_HEADS * MAX_HD];
+    static float p[2][MAX_HEADS * (MAX_KEYS + 8)], row[MAX_HD];
+    uint32_t hdp = 16 * (1 + pick(MAX_HD / 16)), nq = 1 + pick(MAX_HEADS), n = 1 + pick(MAX_KEYS), ld = n + pick(8);
+    uint32_t bytes = hdp * (format == COLIBRI_KV_F32 ? 4 : 2);
+    for (uint32_t j = 0; j < n; j++) {
+        fill(row, hdp, kind);
+        ref.kv_store[format](row, hdp, (uint8_t *)kv + (size_t)j * bytes);
+    }
+    fill(q, (size_t)nq * hdp, kind);
+    memset(p, 0x5a, sizeof p);
+    isa.attn_scores[format](q, nq, kv, n, hdp, p[0], ld);
+    ref.attn_scores[format](q, nq, kv, n, hdp, p[1], ld);
+    SAME("attn_scores", same(p[0], p[1], sizeof *p / sizeof **p), kind);
+    fill(p[0], sizeof *p / sizeof **p, kind);
+    fill(out[0], sizeof *out / sizeof **out, kind);
+    memcpy(out[1], out[0], sizeof *out);
+    isa.attn_accumulate[format](p[0], ld, nq, kv, n, hdp, out[0]);
+    ref.attn_accumulate[format](p[0], ld, nq, kv, n, hdp, out[1]);
+    SAME("attn_accumulate", same(out[0], out[1], sizeof *out / sizeof **out), kind);
+}
+
+static void check_kv(void) {
+    for (int i = 0; i < ROUNDS; i++)
+        for (uint32_t format = 0; format < 2; format++)
+            for (kind_t kind = 0; kind < KINDS; kind++) {
+                check_kv_store(format, kind);
+                if (i % 2) check_attention(format, kind);
+            }
+}
+
+static void check_no_null(const clb_kernels_t *t) {
+    for (int i = 0; i < CLB_FORMATS; i++) CHECK(!clb_format((uint32_t)i) || t->gemm[i]);
+    for (int i = 0; i < 2; i++) CHECK(t->pack[i] && t->kv_store[i] && t->attn_scores[i] && t->attn_accumulate[i]);
+#define CLB_KERNEL(slot) CHECK(t->slot);
+#include "../../../engine_c/src/kernels/kernels.def"
+#undef CLB_KERNEL
+}
+
+int main(void) {
+    uint32_t best = clb_cpu_best_isa();
+#if defined(CLB_EMULATE_AVX512)
+    best = COLIBRI_ISA_AVX512;
+#endif
+    clb_fpenv_enter();
+    clb_kernels_fill(&ref, COLIBRI_ISA_REF);
+    check_no_null(&ref);
+    for (uint32_t i = COLIBRI_ISA_AVX2; i <= best; i++) {
+        isa_name = clb_isa_name(i);
+        memset(&isa, 0, sizeof isa);
+        clb_kernels_fill(&isa, i);
+        check_no_null(&isa);
+        check_scalar_slots();
+        check_formats();
+        check_kv();
+    }
+    printf("kernels up to %s: ", clb_isa_name(best));
+    return report();
+}
