@@ -60,6 +60,7 @@ INCLUDES     := -I$(E)/include -I$(E)/src -I$(E)
 # host/ and programs are ordinary POSIX code; only the engine is free of the C library.
 PROGRAM_FLAGS := -D_GNU_SOURCE -pthread
 EXTRA_CFLAGS ?=
+EXTRA_LDFLAGS ?=
 
 # $(call isa_flags,file): the folder's isa.flags. Emulated AVX-512 is compiled as AVX2.
 isa_file  = $(dir $1)$(if $(and $(filter emu512,$(VARIANT)),$(findstring /avx512/,$1)),../avx2/)isa.flags
@@ -111,10 +112,10 @@ $(LIB_A): $(ENGINE_O)
 
 $(TEST_BIN): $(B)/tests/%: $(B)/tests/unit/engine/%.o $(ENGINE_O) $(HOST_OBJ)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LINK_$(VARIANT)) -pthread -Wl,--gc-sections $^ -lm -o $(temporary) && $(done)
+	$(Q)$(CC) $(LINK_$(VARIANT)) -pthread -Wl,--gc-sections $^ -lm $(EXTRA_LDFLAGS) -o $(temporary) && $(done)
 $(BENCH_BIN): $(B)/bench/%: $(B)/$(E)/bench/%.o $(ENGINE_O) $(HOST_OBJ)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(LINK_$(VARIANT)) -pthread -Wl,--gc-sections $^ -lm -o $(temporary) && $(done)
+	$(Q)$(CC) $(LINK_$(VARIANT)) -pthread -Wl,--gc-sections $^ -lm $(EXTRA_LDFLAGS) -o $(temporary) && $(done)
 
 .SECONDARY:
 .DELETE_ON_ERROR:

@@ -3,10 +3,11 @@
  * Build with clang -fsanitize=fuzzer,address,undefined and the engine's sources, run as
  *     fuzz_loader -dict=tests/fuzz/loader.dict SCRATCH tests/fuzz/corpus/loader
  * (new inputs are written to SCRATCH, a directory of one's own). The seed corpus holds the manifests of
- * tests/unit/engine/loader_samples.h and a few edits of them; any input that fails belongs there once it is mended.
+ * tests/unit/engine/loader_samples.h as build() writes them; an input that ever failed belongs there too.
  *
  * The loader compares file sizes and takes addresses within the files but reads none of their bytes. So the buffers
- * here have whatever sizes the manifest claims, which lets the fuzzer past that comparison, and no memory behind them. */
+ * here have whatever sizes the manifest claims, which lets the fuzzer past that comparison, and no memory behind
+ * them. */
 #include "model/manifest.h"
 #include <stdlib.h>
 #include <string.h>

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from .ahead import map_ahead
 from .container import EXPERT_ALIGNMENT, FILES, MANIFEST, TENSOR_ALIGNMENT, Manifest, TensorEntry
 from .errors import ColibriError, ContainerError
 from .files import RegularFile
 from .geometry import Slot, slots
-from .panels import PANEL, aligned, panel_bytes, unpack
+from .panels import PANEL, Bytes, aligned, panel_bytes, unpack
 
-_SLAB = 8 << 20  # bytes read and unpacked at a time
+_SLAB = 2 << 20  # bytes read and unpacked at a time
 _MOST_MISSING = 20  # a geometry may promise millions of tensors that are not there; these are enough to say so
 
 
@@ -138,17 +139,22 @@ def _contents(folder: Path, manifest: Manifest, advance: Callable[[int], None]) 
 
 def _tensor(f: RegularFile, t: TensorEntry, advance: Callable[[int], None]) -> Iterator[Finding]:
     """Checksum and finiteness of one tensor, in slabs of whole panels."""
-    digest, finite = hashlib.sha256(), True
     rows, cols = (1, t.shape[0]) if t.layout == "row" else t.shape
     stride = t.bytes if t.layout == "row" else panel_bytes(t.dtype, PANEL, cols)
     step = max(1, _SLAB // stride) * PANEL
-    for row in range(0, rows, step):
+
+    def load(row: int) -> tuple[Bytes, bool]:
+        """The stored bytes from a row on, and whether all their values are finite."""
         count = min(step, rows - row)
         slab = aligned(-(-count // PANEL) * stride)
         f.read_into(t.offset + row // PANEL * stride, slab)
-        digest.update(slab)
         values = slab.view(np.float32) if t.layout == "row" else unpack(t.dtype, count, cols, slab)
-        finite = finite and bool(np.isfinite(values).all())
+        return slab, bool(np.isfinite(values).all())
+
+    digest, finite = hashlib.sha256(), True
+    for slab, sound in map_ahead(load, range(0, rows, step)):
+        digest.update(slab)
+        finite = finite and sound
         advance(slab.size)
     if digest.hexdigest() != t.sha256:
         yield Finding(f.path, t.name, "does not match its checksum; the file is damaged, convert the model again")

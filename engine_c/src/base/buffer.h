@@ -3,7 +3,7 @@
 #define CLB_BUFFER_H
 #include "status.h"
 
-/* Bytes of a struct up to and including field `last`: with the last field of ABI 1.0 the size every caller must have. */
+/* Bytes of a struct up to and including `last`: with the last field of ABI 1.0, the size every caller must have. */
 #define CLB_SIZE_TO(type, last) ((uint32_t)(offsetof(type, last) + sizeof(((type *)0)->last)))
 
 /* A struct that starts with struct_size: not NULL (INVALID_ARGUMENT) and at least `least` bytes (STRUCT_SIZE).
@@ -16,7 +16,7 @@ void clb_struct_read(void *own, uint32_t size, const void *s);
 
 /* A buffer of the given colibri_buffer_type_t in host memory, aligned as promised and to 64 bytes, of at least `need`
  * bytes, that does not wrap around the address space. ptr may be NULL only if need and size are 0.
- * Errors: INVALID_ARGUMENT (NULL, wrong type, wraps), STRUCT_SIZE, UNSUPPORTED (device), MISALIGNED, BUFFER_TOO_SMALL. */
+ * INVALID_ARGUMENT (NULL, wrong type, wraps), STRUCT_SIZE, UNSUPPORTED (device), MISALIGNED, BUFFER_TOO_SMALL. */
 colibri_status_t clb_buffer_check(const colibri_buffer_t *b, const char *name, colibri_buffer_type_t type,
                                   uint64_t need, colibri_error_t *err);
 

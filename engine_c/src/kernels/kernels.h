@@ -25,7 +25,9 @@ typedef struct clb_act {
 } clb_act_t;
 
 /* y[r * ldy + lane] = sum over k of w[lane][k] * x[row0 + r][k], for r in [0, rows) and 16 lanes.
- *   float formats: acc = fma(w, x, acc) for k ascending, padding included, acc starting at +0.
+ *   float formats: per block of 32, sum = fma(w, x, sum) for k ascending, padding included, sum starting at +0; then
+ *     acc = acc + sum, blocks ascending, acc starting at +0. One chain over all of k loses enough
+ *     accuracy to flip a near tie of the router in the golden texts; a sum per block does not, and its chains overlap.)
  *   q8, q4: per block, i = exact integer dot of w and q; acc = fma((float)i, w_scale * d, acc), blocks ascending. */
 typedef void clb_gemm_fn(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
                          size_t ldy);

@@ -1,10 +1,9 @@
 /* Mask, bias, penalties and temperature (steps 1 to 5), and argmax. */
 #include "sampler.h"
-#include "../base/fp.h"
 #include <string.h>
 
 enum { LANES = 16 };
-static const uint32_t DONE = 0xffffffffu; /* in count[]: this token's penalties have been applied */
+static const uint32_t DONE = 0xffffffffu; /* in seen[]: this token's penalties have been applied */
 
 static void apply_mask(clb_sampler_t *s, const float *logits) {
     const uint32_t *allowed = s->in.allowed;
@@ -41,9 +40,9 @@ static float penalised(const colibri_sampling_t *in, float v, uint32_t count) {
 
 static colibri_status_t penalise(clb_sampler_t *s, const uint32_t *tokens, uint32_t n, colibri_error_t *err) {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t id = tokens[i], count = s->count[id];
+        uint32_t id = tokens[i], count = s->seen[id];
         if (count == DONE || s->v[id] == -CLB_INF) continue;
-        s->count[id] = DONE;
+        s->seen[id] = DONE;
         colibri_status_t status = change(s, id, penalised(&s->in, s->v[id], count), "the penalties", err);
         if (status) return status;
     }
@@ -53,9 +52,9 @@ static colibri_status_t penalise(clb_sampler_t *s, const uint32_t *tokens, uint3
 /* Only the counters of tokens that occur are ever touched. */
 static colibri_status_t apply_penalties(clb_sampler_t *s, colibri_error_t *err) {
     const colibri_sampling_t *in = &s->in;
-    for (uint32_t i = 0; i < in->n_prompt; i++) s->count[in->prompt[i]] = 0;
-    for (uint32_t i = 0; i < in->n_generated; i++) s->count[in->generated[i]] = 0;
-    for (uint32_t i = 0; i < in->n_generated; i++) s->count[in->generated[i]]++;
+    for (uint32_t i = 0; i < in->n_prompt; i++) s->seen[in->prompt[i]] = 0;
+    for (uint32_t i = 0; i < in->n_generated; i++) s->seen[in->generated[i]] = 0;
+    for (uint32_t i = 0; i < in->n_generated; i++) s->seen[in->generated[i]]++;
     colibri_status_t status = penalise(s, in->prompt, in->n_prompt, err);
     return status ? status : penalise(s, in->generated, in->n_generated, err);
 }

@@ -45,7 +45,8 @@ static colibri_status_t check_bias(const colibri_sampling_t *in, uint32_t vocab,
     colibri_status_t status = check_ids("bias_ids", in->bias_ids, in->n_bias, vocab, err);
     if (status) return status;
     if (in->n_bias && !in->bias)
-        return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "sampling.bias is NULL with a count of %u", (uint64_t)in->n_bias);
+        return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "sampling.bias is NULL with a count of %u",
+                        (uint64_t)in->n_bias);
     for (uint32_t i = 0; i < in->n_bias; i++)
         if (!(in->bias[i] >= -FLT_MAX && in->bias[i] <= FLT_MAX))
             return clb_fail(err, COLIBRI_INVALID_ARGUMENT,

@@ -1,6 +1,5 @@
 /* Log probabilities of the raw logits (step 12). */
 #include "sampler.h"
-#include "../base/fp.h"
 
 colibri_status_t clb_logits_max(const struct colibri_model *model, const float *logits, float *max,
                                 colibri_error_t *err) {

@@ -1,12 +1,9 @@
-/* The order (value descending, id ascending), built from the front as far as it is needed.
- *
- * A bucket is a monotone function of the value, so whole buckets come in order; each is sorted only when reached. Equal
- * values share a bucket and are collected in ascending id, which every sort here keeps. All bounds are O(vocab). */
+/* The order (value descending, id ascending), one bucket at a time: only the buckets in which something is decided are
+ * ever sorted. Equal values share a bucket and are collected in ascending id, which every sort here keeps. */
 #include "sampler.h"
-#include "../base/fp.h"
 #include <string.h>
 
-enum { INSERTION_MAX = 48, DIGITS = 256 };
+enum { LANES = 16, INSERTION_MAX = 48, DIGITS = 256 };
 
 /* Ascending pairs are descending values, then ascending ids; +0 and -0 are one value. */
 static uint64_t pair_of(float value, uint32_t id) {
@@ -56,38 +53,30 @@ static void sort_pairs(uint64_t *a, uint64_t *spare, uint32_t n) {
 
 void clb_order_start(clb_sampler_t *s) {
     const float far = CLB_BUCKETS - 1;
-    memset(s->fill, 0, (CLB_BUCKETS + 1) * sizeof *s->fill);
     for (uint32_t i = 0; i < s->padded; i++) {
         float distance = (s->max - s->v[i]) * CLB_BUCKETS_PER_UNIT;
-        int32_t b = (int32_t)(distance < far ? distance : far);
-        s->bucket[i] = (uint16_t)(b + (s->v[i] == -CLB_INF));
+        s->bucket[i] = (uint16_t)(int32_t)(distance < far ? distance : far);
     }
-    for (uint32_t i = 0; i < s->padded; i++) s->fill[s->bucket[i]]++;
-    s->n_allowed = s->padded - s->fill[CLB_EXCLUDED];
-    s->n_sorted = s->next_bucket = 0;
+    memset(s->count, 0, CLB_BUCKETS * sizeof *s->count);
+    for (uint32_t i = 0; i < s->padded; i++) s->count[s->bucket[i]]++;
+    s->current = CLB_BUCKETS;
 }
 
-/* Appends the members of buckets [low, high) to sorted[], each bucket in its place; fill[b] becomes bucket b's end. */
-static void collect(clb_sampler_t *s, uint32_t low, uint32_t high) {
-    uint32_t end = s->n_sorted;
-    for (uint32_t b = low; b < high; b++) {
-        uint32_t n = s->fill[b];
-        s->fill[b] = end;
-        end += n;
-    }
-    for (uint32_t i = 0; i < s->vocab; i++) {
-        uint32_t b = s->bucket[i];
-        if (b - low < high - low) s->sorted[s->fill[b]++] = pair_of(s->v[i], i);
+/* sorted = the members of bucket b, ids ascending; whole lines without any are skipped. */
+static void collect(clb_sampler_t *s, uint32_t b) {
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->padded; i += LANES) {
+        int hit = 0;
+        for (uint32_t j = i; j < i + LANES; j++) hit |= s->bucket[j] == b;
+        if (!hit) continue;
+        for (uint32_t j = i; j < i + LANES; j++)
+            if (s->bucket[j] == b) s->sorted[n++] = pair_of(s->v[j], j);
     }
 }
 
-void clb_order_reach(clb_sampler_t *s, uint32_t n) {
-    uint32_t low = s->next_bucket, high = low, reached = s->n_sorted;
-    while (high < CLB_BUCKETS && reached < n) reached += s->fill[high++];
-    if (reached == s->n_sorted) return;
-    collect(s, low, high);
-    for (uint32_t b = low, begin = s->n_sorted; b < high; begin = s->fill[b++])
-        sort_pairs(s->sorted + begin, s->spare, s->fill[b] - begin);
-    s->n_sorted = reached;
-    s->next_bucket = high;
+void clb_order_bucket(clb_sampler_t *s, uint32_t b) {
+    if (b == s->current) return;
+    collect(s, b);
+    sort_pairs(s->sorted, s->spare, s->count[b]);
+    s->current = b;
 }

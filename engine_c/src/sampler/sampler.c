@@ -14,18 +14,17 @@
  *   4. v = -inf means excluded, be it by the mask or because a finite value fell below the range of float. NaN or +inf
  *      after 2, 3 or 5: COLIBRI_NON_FINITE. Everything excluded: COLIBRI_NO_TOKEN.
  *   5. temperature < 1e-5f: the lowest id with the largest v. Otherwise v = v / temperature.
- *   6. p[i] = clb_expf(v[i] - vmax), the order is (v descending, id ascending), and cum[j] is the double sum of the
- *      first j + 1 p in that order, one by one.
- *   7. top-k keeps the first k. T = the sum of all p that are left: if k removed a token, cum of the last one kept;
- *      otherwise the double sum in 16 lanes by id mod 16, ids ascending, then the tree of fp.h (equal to the kernel
- *      exp_sum; no order needed).
- *   8. top-p (if < 1) keeps the shortest prefix with cum >= (double)top_p * T; all, if rounding lets none reach it.
- *   9. min-p ends the prefix before the first p < min_p (the largest p is exactly 1). Tokens with p = 0 never survive.
- *  10. total = T if neither top-p (< 1) nor min-p (> 0) is on, else cum of the last survivor.
- *  11. x = Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of key
+ *   6. p[i] = clb_expf(v[i] - vmax) in float, so the largest p is 1. Its weight is w[i] = p[i] in units of 2^-39,
+ *      rounded to nearest even: sums of weights are exact in 64 bits whatever their order, hence nothing need be sorted
+ *      to know a total. The order is (v descending, id ascending); cum of a token is the sum of w up to and with it.
+ *   7. top-k keeps the first k. T = the sum of w that are left.
+ *   8. top-p (if < 1) keeps the shortest prefix with (double)cum >= (double)top_p * (double)T.
+ *   9. min-p removes tokens with p < min_p. total = the sum of w that are left.
+ *  10. x = Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) of key
  *      (seed mod 2^32, seed div 2^32) and counter (position mod 2^32, position div 2^32, 0, 0);
- *      u = ((x[0] 2^32 + x[1]) >> 11) 2^-53. The token is the first survivor with cum > u * total, or the last one if
- *      rounding leaves none.
+ *      u = ((x[0] 2^32 + x[1]) >> 11) 2^-53.
+ *  11. The token is the first survivor whose cum, over survivors, exceeds u * total (exact, in 128 bits). There always
+ *      is one; tokens of weight 0 are never it.
  *  12. Log probabilities are of the raw logits: lp[i] = (float)(((double)logits[i] - m) - log(exp_sum(logits, m))), m
  *      the exact maximum, log = clb_log. The n best are by (logit descending, id ascending). */
 #include "sampler.h"
@@ -34,26 +33,27 @@
 static const float GREEDY_BELOW = 1e-5f;
 
 uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base) {
-    uint64_t padded = ((uint64_t)vocab + 15) / 16 * 16, lines = padded / 16; /* 64 bytes of floats each */
-    uint64_t at[6], end = 0;
-    const uint64_t bytes[6] = {64 * lines, 64 * lines, 32 * (lines + lines % 2), 128 * lines, 128 * lines,
-                               (CLB_BUCKETS + 16) * sizeof(uint32_t)};
-    for (int i = 0; i < 6; i++) {
-        at[i] = end;
-        end += bytes[i];
-    }
-    if (!base) return end;
+    enum { V, P, BUCKET, SORTED, SPARE, COUNT, MASS, ARRAYS };
+    uint64_t padded = ((uint64_t)vocab + 15) / 16 * 16, at[ARRAYS + 1] = {0};
+    const uint64_t bytes[ARRAYS] = {
+        [V] = padded * sizeof *s->v,           [P] = padded * sizeof *s->p,
+        [BUCKET] = padded * sizeof *s->bucket, [SORTED] = padded * sizeof *s->sorted,
+        [SPARE] = padded * sizeof *s->spare,   [COUNT] = CLB_BUCKETS * sizeof *s->count,
+        [MASS] = CLB_BUCKETS * sizeof *s->mass};
+    for (int i = 0; i < ARRAYS; i++) at[i + 1] = at[i] + (bytes[i] + 63) / 64 * 64;
+    if (!base) return at[ARRAYS];
     char *memory = base;
     s->vocab = vocab;
     s->padded = (uint32_t)padded;
-    s->v = (float *)(void *)(memory + at[0]);
-    s->p = (float *)(void *)(memory + at[1]);
-    s->count = (uint32_t *)(void *)(memory + at[1]);
-    s->bucket = (uint16_t *)(void *)(memory + at[2]);
-    s->sorted = (uint64_t *)(void *)(memory + at[3]);
-    s->spare = (uint64_t *)(void *)(memory + at[4]);
-    s->fill = (uint32_t *)(void *)(memory + at[5]);
-    return end;
+    s->v = (void *)(memory + at[V]);
+    s->p = (void *)(memory + at[P]);
+    s->seen = (void *)(memory + at[P]);
+    s->bucket = (void *)(memory + at[BUCKET]);
+    s->sorted = (void *)(memory + at[SORTED]);
+    s->spare = (void *)(memory + at[SPARE]);
+    s->count = (void *)(memory + at[COUNT]);
+    s->mass = (void *)(memory + at[MASS]);
+    return at[ARRAYS];
 }
 
 static colibri_status_t check_model(const colibri_model_t *model, colibri_error_t *err) {

@@ -2,29 +2,36 @@
 #ifndef CLB_SAMPLER_H
 #define CLB_SAMPLER_H
 #include "../base/buffer.h"
+#include "../base/fp.h"
 #include "../model/model.h"
 
-/* Values are put in order bucket by bucket: bucket b holds the values whose distance from the maximum is in
- * [b/64, (b+1)/64), the last one everything farther away; CLB_EXCLUDED holds the values that are -inf. */
-enum { CLB_BUCKETS = 2048, CLB_EXCLUDED = CLB_BUCKETS, CLB_BUCKETS_PER_UNIT = 64 };
+/* Bucket b holds the values whose distance from the maximum is in [b/64, (b+1)/64), the last one everything farther
+ * away, -inf and padding too: all of weight 0. A bucket is a monotone function of the value, so all of bucket b come
+ * before all of bucket b + 1 in the order (value descending, id ascending). */
+enum { CLB_BUCKETS = 2048, CLB_BUCKETS_PER_UNIT = 64 };
 
 /* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. */
 typedef struct clb_sampler {
     const struct colibri_model *model;
-    colibri_sampling_t in;   /* defaults filled in */
-    uint32_t vocab, padded;  /* V = padded */
-    float max;               /* largest of v */
-    float *v;                /* [V] adjusted logits, -inf = excluded; padding is -inf */
-    float *p;                /* [V] exp(v - max), of the survivors of top-k at least */
-    uint32_t *count;         /* [V] the same memory as p, for the penalties before p exists */
-    uint16_t *bucket;        /* [V] */
-    uint32_t *fill;          /* [CLB_BUCKETS + 1] members of each bucket not yet in `sorted` */
-    uint64_t *sorted;        /* [V] (descending value, ascending id), see clb_order_id */
-    uint64_t *spare;         /* [V] */
-    uint32_t n_allowed;      /* values that are not -inf */
-    uint32_t n_sorted;       /* so many of them are in their place */
-    uint32_t next_bucket;    /* first bucket not yet in `sorted` */
+    colibri_sampling_t in;  /* defaults filled in */
+    uint32_t vocab, padded; /* V = padded */
+    float max;              /* largest of v */
+    float *v;               /* [V] adjusted logits, -inf = excluded; padding is -inf */
+    float *p;               /* [V] exp(v - max); 0 where -inf and where min-p removed the token */
+    uint32_t *seen;         /* [V] the same memory as p: counters of the penalties, before p exists */
+    uint16_t *bucket;       /* [V] */
+    uint32_t *count;        /* [CLB_BUCKETS] members of each bucket */
+    uint64_t *mass;         /* [CLB_BUCKETS] sum of their weights, see clb_weight */
+    uint64_t *sorted;       /* [V] the members of bucket `current` in order: key << 32 | id */
+    uint64_t *spare;        /* [V] */
+    uint32_t current;       /* CLB_BUCKETS = none */
 } clb_sampler_t;
+
+/* p in units of 2^-39, rounded to nearest even: sums over any vocabulary (<= 2^24) are exact in 64 bits, so no order
+ * of summation is needed. p in [0, 1]. */
+static inline uint64_t clb_weight(float p) {
+    return clb_bits64((double)p * 0x1p39 + 0x1p52) & 0x000fffffffffffffu;
+}
 
 /* Lays the arrays out at `base` (64-byte aligned, or NULL) and returns their total size in bytes. */
 uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base);
@@ -41,11 +48,11 @@ colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, colibri_error
 /* Lowest id with x[id] == max, which occurs in x[n]. */
 uint32_t clb_argmax(const float *x, uint32_t n, float max);
 
-/* Starts ordering v; sets n_allowed. */
+/* Fills bucket[] and count[] from v. */
 void clb_order_start(clb_sampler_t *s);
-/* Makes at least min(n, n_allowed) entries of sorted[] final. */
-void clb_order_reach(clb_sampler_t *s, uint32_t n);
-static inline uint32_t clb_order_id(const clb_sampler_t *s, uint32_t rank) { return (uint32_t)s->sorted[rank]; }
+/* Makes `sorted` the members of bucket b, count[b] of them. */
+void clb_order_bucket(clb_sampler_t *s, uint32_t b);
+static inline uint32_t clb_order_id(const clb_sampler_t *s, uint32_t i) { return (uint32_t)s->sorted[i]; }
 
 /* The token drawn from v by top-k, top-p, min-p and (seed, position). */
 uint32_t clb_draw(clb_sampler_t *s);

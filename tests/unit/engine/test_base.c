@@ -14,8 +14,8 @@ static unsigned long long seed = 0x9e3779b97f4a7c15ull;
 
 static void check_fma(float a, float b, float c) {
     float got = clb_fmaf(a, b, c), want = fmaf(a, b, c);
-    CHECK_MSG(clb_bits(got) == clb_bits(want) || (got != got && want != want), "fma(%a, %a, %a) = %a, not %a", (double)a,
-              (double)b, (double)c, (double)got, (double)want);
+    CHECK_MSG(clb_bits(got) == clb_bits(want) || (got != got && want != want), "fma(%a, %a, %a) = %a, not %a",
+              (double)a, (double)b, (double)c, (double)got, (double)want);
 }
 
 static float any_float(void) { return clb_float(test_random(&seed)); }
@@ -380,9 +380,9 @@ static void buffers(void) {
 }
 
 int main(void) {
-    void (*const all[])(void) = {fma_random, fma_halfway, fma_edges, fma_special, halves, bfloats, exp_float, exp_double,
-                                 log_double, sincos_double, trees, environment, sha256, messages, short_error,
-                                 status_texts, structs, buffers};
+    void (*const all[])(void) = {fma_random,   fma_halfway, fma_edges,   fma_special, halves,        bfloats,
+                                 exp_float,    exp_double,  log_double,  sincos_double, trees,       environment,
+                                 sha256,       messages,    short_error, status_texts,  structs,     buffers};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]();
     return report();
 }

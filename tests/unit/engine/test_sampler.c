@@ -31,7 +31,8 @@ static void use_model(uint32_t vocab, uint32_t isa) {
     clb_kernels_fill(&model.kernels, isa);
     CHECK(colibri_sample_size(&model, &bytes) == COLIBRI_OK && bytes % 64 == 0);
     free(scratch.ptr);
-    scratch = (colibri_buffer_t){sizeof scratch, COLIBRI_WORKSPACE, aligned_alloc(64, bytes + GUARD), bytes, 64, 0, 3, 0};
+    void *memory = aligned_alloc(64, bytes + GUARD);
+    scratch = (colibri_buffer_t){sizeof scratch, COLIBRI_WORKSPACE, memory, bytes, 64, 0, 3, 0};
     memset(scratch.ptr, 0xff, bytes + GUARD); /* NaN everywhere */
 }
 
@@ -85,54 +86,41 @@ static uint32_t plain_order(const colibri_sampling_t *in, entry_t *e) {
     return n;
 }
 
-static double plain_total(const entry_t *e, uint32_t n, uint32_t top_k) {
-    double lane[16] = {0}, sum = 0;
-    static float p[MAX_VOCAB];
-    if (top_k && top_k < n) {
-        for (uint32_t i = 0; i < top_k; i++) sum += e[i].p;
-        return sum;
-    }
-    memset(p, 0, sizeof p);
-    for (uint32_t i = 0; i < n; i++) p[e[i].id] = e[i].p;
-    for (uint32_t id = 0; id < model.g.vocab; id++) lane[id % 16] += p[id];
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; i++) lane[i] += lane[i + step];
-    return lane[0];
-}
+static uint64_t plain_weight(float p) { return (uint64_t)rint(ldexp((double)p, 39)); }
 
-static double plain_uniform(const colibri_sampling_t *in) {
+/* u as a fraction of 2^53 */
+static uint64_t plain_noise(const colibri_sampling_t *in) {
     uint32_t c[4] = {(uint32_t)in->position, (uint32_t)(in->position >> 32), 0, 0}, x[4];
     uint32_t k[2] = {(uint32_t)in->seed, (uint32_t)(in->seed >> 32)};
     clb_philox(c, k, x);
-    return ldexp((double)(((uint64_t)x[0] << 32 | x[1]) >> 11), -53);
+    return ((uint64_t)x[0] << 32 | x[1]) >> 11;
+}
+
+/* How many of the first n survive top-p. */
+static uint32_t plain_top_p(const entry_t *e, uint32_t n, float top_p) {
+    uint64_t total = 0, cum = 0;
+    for (uint32_t i = 0; i < n; i++) total += plain_weight(e[i].p);
+    for (uint32_t i = 0; i < n; i++)
+        if ((double)(cum += plain_weight(e[i].p)) >= (double)top_p * (double)total) return i + 1;
+    return 0;
 }
 
 /* -1 if no token is allowed */
 static int64_t plain_sample(const colibri_sampling_t *in) {
     static entry_t e[MAX_VOCAB];
-    uint32_t allowed = plain_order(in, e), n = allowed, last;
+    uint32_t n = plain_order(in, e);
     if (!n) return -1;
     if (in->temperature < 1e-5f) return e[0].id;
-    double total = plain_total(e, allowed, in->top_k), cum = 0;
     if (in->top_k && in->top_k < n) n = in->top_k;
-    int cut = 0;
-    if ((in->top_p != 0 && in->top_p < 1) || in->min_p > 0) {
-        for (last = 0; last < n; last++) {
-            if (e[last].p < in->min_p || e[last].p == 0) break;
-            cum += e[last].p;
-            if (in->top_p != 0 && in->top_p < 1 && cum >= (double)in->top_p * total) {
-                last++;
-                break;
-            }
-        }
-        n = last;
-        cut = 1;
+    if (in->top_p != 0 && in->top_p < 1) n = plain_top_p(e, n, in->top_p);
+    uint64_t total = 0, cum = 0;
+    for (uint32_t i = 0; i < n; i++) total += e[i].p < in->min_p ? 0 : plain_weight(e[i].p);
+    __extension__ unsigned __int128 level = (unsigned __int128)plain_noise(in) * total; /* in units of 2^-53 */
+    for (uint32_t i = 0; i < n; i++) {
+        cum += e[i].p < in->min_p ? 0 : plain_weight(e[i].p);
+        if ((__extension__ (unsigned __int128)cum) << 53 > level) return e[i].id;
     }
-    double level = plain_uniform(in) * (cut ? cum : total);
-    cum = 0;
-    for (last = 0; last < n && e[last].p > 0; last++)
-        if ((cum += e[last].p) > level) return e[last].id;
-    return e[last - 1].id;
+    return -2;
 }
 
 /* ---- random requests ----------------------------------------------------------------------------------------- */
@@ -278,6 +266,15 @@ static void philox(void) {
     }
 }
 
+static void weights(void) {
+    CHECK(clb_weight(1.0f) == 1ull << 39 && clb_weight(0x1p-39f) == 1 && clb_weight(0.0f) == 0);
+    CHECK(clb_weight(0x1p-40f) == 0 && clb_weight(0x1.8p-39f) == 2 && clb_weight(0x1.000002p-40f) == 1);
+    for (int i = 0; i < 10000; i++) {
+        float p = ldexpf(0.5f + 0.5f * fabsf(test_uniform(&seed)), -(int)below(50));
+        CHECK(clb_weight(p) == plain_weight(p));
+    }
+}
+
 /* 20 000 draws follow the probabilities: every count within 5 standard deviations. */
 static void frequencies(void) {
     enum { N = 20000, V = 8 };
@@ -386,8 +383,8 @@ static void expect(const colibri_sampling_t *in, colibri_status_t want, const ch
     before = out;
     err = (colibri_error_t){.struct_size = sizeof err};
     colibri_status_t got = colibri_sample(&model, in, logits, &scratch, &out, &err);
-    CHECK_MSG(got == want && err.status == (int32_t)want && strstr(err.message, word), "%s: status %d, \"%s\"", word, got,
-              err.message);
+    CHECK_MSG(got == want && err.status == (int32_t)want && strstr(err.message, word), "%s: status %d, \"%s\"", word,
+              (int)got, err.message);
     CHECK(!memcmp(&out, &before, sizeof out) && scratch.ref_count == 3);
 }
 
@@ -431,7 +428,7 @@ static void bad_lists(void) {
     BAD((in.n_prompt = 2, in.prompt = ids, in.repetition_penalty = 2), TOKEN_RANGE, "prompt[1]");
     BAD((in.n_generated = 2, in.presence_penalty = 2), INVALID_ARGUMENT, "generated");
     BAD((in.n_generated = 2, in.generated = ids, in.frequency_penalty = 2), TOKEN_RANGE, "generated[1]");
-    colibri_sampling_t unread = {.struct_size = sizeof unread, .n_prompt = 9, .n_generated = 9, .repetition_penalty = 1};
+    colibri_sampling_t unread = {.struct_size = sizeof unread, .n_prompt = 9, .n_generated = 9};
     colibri_sample_t out;
     CHECK(draw(&unread, &out) == COLIBRI_OK && out.token == 63); /* no penalty is on: the lists are not touched */
     unread.presence_penalty = 100, unread.n_generated = 1, unread.generated = (uint32_t[]){63};
@@ -451,6 +448,10 @@ static void bad_values(void) {
     colibri_sampling_t in = {.struct_size = sizeof in, .n_generated = 3, .generated = list, .frequency_penalty = big};
     colibri_sample_t out;
     CHECK(draw(&in, &out) == COLIBRI_OK && out.token == 63); /* -inf: excluded, twice in the list or not */
+    uint32_t others[2] = {~(1u << 5), ~0u}; /* what is masked is not penalised: no -inf + inf */
+    in.allowed = others, in.frequency_penalty = -FLT_MAX;
+    CHECK(draw(&in, &out) == COLIBRI_OK && out.token == 63);
+    in.frequency_penalty = big;
     uint32_t only[2] = {1u << 5, 0};
     in.allowed = only, in.presence_penalty = big;
     logits[5] = small;
@@ -503,9 +504,9 @@ static void bad_pointers(void) {
 }
 
 int main(void) {
-    void (*const all[])(void) = {philox,      against_definition, large_vocabulary, instruction_sets, frequencies,
-                                 greedy_ties, noise,              host_environment, score,            bad_numbers,
-                                 bad_lists,   bad_values,         bad_logits,       bad_pointers};
+    void (*const all[])(void) = {philox,      weights,    against_definition, large_vocabulary, instruction_sets,
+                                 frequencies, greedy_ties, noise,             host_environment, score,
+                                 bad_numbers, bad_lists,  bad_values,         bad_logits,       bad_pointers};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]();
     free(scratch.ptr);
     return report();

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..ahead import map_ahead
 from ..container import Manifest
 from ..errors import ConversionError, EngineError
 from ..geometry import POLICY, Slot, slots
@@ -25,7 +23,6 @@ from .tensor import Tensor
 from .upcycle import Upcycled
 
 _SLAB = 1 << 20  # values read and packed at a time: 4 MiB as float32
-_THREADS = min(4, os.cpu_count() or 1)
 
 Advance = Callable[[int, int], None]
 
@@ -114,23 +111,7 @@ def packed(slot: Slot, dtype: str, tensor: Tensor) -> Iterator[Any]:
         return
     step = max(1, _SLAB // (tensor.cols * PANEL)) * PANEL
     starts = range(0, tensor.rows, step)
-    yield from _ahead(lambda row: _pack_rows(dtype, tensor, row, min(row + step, tensor.rows)), starts)
-
-
-def _ahead(task: Callable[[int], Any], items: Iterable[int]) -> Iterator[Any]:
-    """map() with a few items computed ahead on threads; packing and reading release the GIL."""
-    waiting: deque[Future[Any]] = deque()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(task, item))
-                if len(waiting) > _THREADS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    yield from map_ahead(lambda row: _pack_rows(dtype, tensor, row, min(row + step, tensor.rows)), starts)
 
 
 def _pack_rows(dtype: str, tensor: Tensor, start: int, stop: int) -> Any:

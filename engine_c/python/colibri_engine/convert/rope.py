@@ -112,7 +112,7 @@ def inverse_frequencies(config: Fields, head_dim: int, context: int, default_the
         if holder.number("partial_rotary_factor", 1) != 1:
             raise holder.fail("partial_rotary_factor", "rotating a part of the head only is not supported")
     if theta <= 1:
-        raise p.fail("rope_theta", f"is {theta}, must be greater than 1")
+        raise (p if p.has("rope_theta") else config).fail("rope_theta", f"is {theta}, must be greater than 1")
     with np.errstate(all="ignore"):
         freqs = _TYPES[kind](p, theta, head_dim, context)
     if not np.isfinite(freqs).all() or (freqs < 0).any():

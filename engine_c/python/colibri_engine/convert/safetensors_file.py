@@ -143,9 +143,11 @@ def _integers(file: RegularFile, name: str, key: str, value: Any) -> tuple[int, 
 def _check_extents(file: RegularFile, found: list[StoredTensor], base: int) -> None:
     """The data must be covered exactly: no gap, no overlap, no missing end, nothing left over."""
     position = base
-    for t in sorted(found, key=lambda t: (t.begin, t.end)):
+    in_order = sorted(found, key=lambda t: (t.begin, t.end))
+    for t in in_order:
         if t.end > file.size:
             raise file.fail(f"ends at byte {t.end}, the file has {file.size}; it is truncated", t.name)
+    for t in in_order:
         if t.begin != position:
             what = "overlaps the tensor before it" if t.begin < position else "leaves a gap before it"
             raise file.fail(f"data_offsets are malformed: {what}", t.name)

@@ -48,13 +48,6 @@ void clb_avx2_rope(float *x, const float *c, const float *s, float scale, uint32
     }
 }
 
-/* Largest of 8 lanes, none of them NaN. */
-CLB_INLINE float max_lane(__m256 m) {
-    __m128 a = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
-    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
-    return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
-}
-
 float clb_avx2_softmax(float *p, uint32_t n) {
     __m256 m = _mm256_set1_ps(-CLB_INF), lo = _mm256_setzero_ps(), hi = lo;
     for (uint32_t i = 0; i < n; i += 8) m = _mm256_max_ps(_mm256_loadu_ps(p + i), m); /* a NaN leaves m */
@@ -119,7 +112,7 @@ double clb_avx2_exp_sum(const float *x, uint32_t n, float m) {
         add_exp(x + i, n - i, k, l);
         if (i + 8 < n) add_exp(x + i + 8, n - i - 8, k, l + 2);
     }
-    return tree16d(l);
+    return tree8d(_mm256_add_pd(l[0], l[2]), _mm256_add_pd(l[1], l[3]));
 }
 #else
 typedef int clb_avx2_elementwise_not_x86;

@@ -4,19 +4,14 @@
  * q4: u4 x s8 by vpmaddubsw: a pair is at most 2 * 15 * 127 = 3810, all 8 of a block fit 16 bits, one vpmaddwd per block.
  * q8: vpmaddubsw(|w|, sign(x, w)): a pair is at most 2 * 128 * 127 = 32512, widened by vpmaddwd at once.
  *
- * Many rows: a span of blocks is unpacked once into L1 and every tile of 4 rows reads it. The float accumulators live
- * in y: one load and store per block costs less than spilling integer sums. */
+ * The float accumulators live in y: one load and store per block costs less than spilling integer sums, and the tiles of
+ * many rows can take turns on a span of blocks that stays in L1. (Unpacking such a span once for all tiles was measured:
+ * +0 to 3 % on Zen 3, not taken.) */
 #if defined(__x86_64__)
 #include "avx2.h"
 #include "vec.h"
 
-enum { TILE = 4, SPAN = 8, UNPACK_ROWS = 12, AHEAD = 2304 };
-
-typedef struct clb_wide { /* one block, unpacked: a quarter or half of it per load is gone */
-    int8_t w[8][CLB_PANEL][4];  /* q4: u4; q8: w */
-    uint8_t a[8][CLB_PANEL][4]; /* q8: |w| */
-    float scale[CLB_PANEL];
-} wide_t;
+enum { TILE = 4, SPAN = 32, AHEAD = 1536 }; /* rows; blocks; bytes of prefetch distance */
 
 typedef struct clb_rows { /* a tile's activations in one block */
     const int8_t *q; /* [rows][32] */
@@ -31,11 +26,9 @@ CLB_INLINE void add_block(float *y, __m256i dot, __m256 scale, __m256 d) {
     _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), _mm256_mul_ps(scale, d), _mm256_loadu_ps(y)));
 }
 
-CLB_INLINE void load_scales(const uint8_t *block, size_t ints, const int unpacked, __m256 scale[2]) {
-    const wide_t *u = (const void *)block;
-    CLB_UNROLL
-    for (uint32_t h = 0; h < 2; h++)
-        scale[h] = unpacked ? _mm256_loadu_ps(u->scale + 8 * h) : load_half8(block + ints + 16 * h);
+CLB_INLINE void load_scales(const uint8_t *p, __m256 scale[2]) {
+    scale[0] = load_half8(p);
+    scale[1] = load_half8(p + 16);
 }
 
 CLB_INLINE void q4_group(const uint8_t *block, uint32_t g, __m256i w[2][2]) { /* [k group of 4][half] */
@@ -48,16 +41,13 @@ CLB_INLINE void q4_group(const uint8_t *block, uint32_t g, __m256i w[2][2]) { /*
     }
 }
 
-/* one block, R rows; block is packed (unpacked = 0) or a wide_t */
-CLB_INLINE void q4_block(const uint8_t *block, const int unpacked, rows_t x, const uint32_t R, float *y, size_t ldy) {
-    const wide_t *u = (const void *)block;
+/* one block, R rows */
+CLB_INLINE void q4_block(const uint8_t *block, rows_t x, const uint32_t R, float *y, size_t ldy) {
     __m256i sum[TILE][2];
     CLB_UNROLL
     for (uint32_t g = 0; g < 4; g++) {
         __m256i w[2][2];
-        if (unpacked)
-            for (uint32_t h = 0; h < 4; h++) w[h >> 1][h & 1] = load(u->w[2 * g + (h >> 1)][8 * (h & 1)]);
-        else q4_group(block, g, w);
+        q4_group(block, g, w);
         CLB_UNROLL
         for (uint32_t r = 0; r < R; r++)
             CLB_UNROLL
@@ -73,7 +63,7 @@ CLB_INLINE void q4_block(const uint8_t *block, const int unpacked, rows_t x, con
     }
     const __m256i one = _mm256_set1_epi16(1);
     __m256 scale[2];
-    load_scales(block, 256, unpacked, scale);
+    load_scales(block + 256, scale);
     CLB_UNROLL
     for (uint32_t r = 0; r < R; r++) {
         const __m256i offset = _mm256_slli_epi32(broadcast4(x.s + r), 3); /* 8 * sum of x */
@@ -84,8 +74,7 @@ CLB_INLINE void q4_block(const uint8_t *block, const int unpacked, rows_t x, con
     }
 }
 
-CLB_INLINE void q8_block(const uint8_t *block, const int unpacked, rows_t x, const uint32_t R, float *y, size_t ldy) {
-    const wide_t *u = (const void *)block;
+CLB_INLINE void q8_block(const uint8_t *block, rows_t x, const uint32_t R, float *y, size_t ldy) {
     const __m256i one = _mm256_set1_epi16(1), flip = _mm256_set1_epi8(-128);
     __m256i sum[TILE][2];
     CLB_UNROLL
@@ -93,8 +82,8 @@ CLB_INLINE void q8_block(const uint8_t *block, const int unpacked, rows_t x, con
         __m256i w[2], a[2];
         CLB_UNROLL
         for (uint32_t h = 0; h < 2; h++) {
-            w[h] = unpacked ? load(u->w[g][8 * h]) : _mm256_xor_si256(load(block + 64 * g + 32 * h), flip);
-            a[h] = unpacked ? load(u->a[g][8 * h]) : _mm256_abs_epi8(w[h]);
+            w[h] = _mm256_xor_si256(load(block + 64 * g + 32 * h), flip);
+            a[h] = _mm256_abs_epi8(w[h]);
         }
         CLB_UNROLL
         for (uint32_t r = 0; r < R; r++) {
@@ -108,7 +97,7 @@ CLB_INLINE void q8_block(const uint8_t *block, const int unpacked, rows_t x, con
         }
     }
     __m256 scale[2];
-    load_scales(block, 512, unpacked, scale);
+    load_scales(block + 512, scale);
     CLB_UNROLL
     for (uint32_t r = 0; r < R; r++) {
         const __m256 d = _mm256_broadcast_ss(x.d + r);
@@ -117,70 +106,46 @@ CLB_INLINE void q8_block(const uint8_t *block, const int unpacked, rows_t x, con
     }
 }
 
-/* blocks [0, n) of a span: one tile of R rows from `row` on */
-CLB_INLINE void tile(const uint8_t *w, size_t bytes, const int unpacked, const int format, uint32_t b0, uint32_t n,
-                     const clb_act_t *x, uint32_t row, const uint32_t R, float *y, size_t ldy) {
-    for (uint32_t b = 0; b < n; b++, w += bytes) {
-        size_t at = (size_t)(b0 + b) * x->cap + row;
+/* blocks [b, end): one tile of R rows from `row` on; w is block b */
+CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row,
+                     const uint32_t R, float *y, size_t ldy) {
+    const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
+    for (; b < end; b++, w += bytes) {
+        size_t at = (size_t)b * x->cap + row;
         rows_t rows = {(const int8_t *)x->q + at * CLB_BLOCK, x->d + at, x->s + at};
-        if (!unpacked)
-            for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
-        if (format == CLB_FMT_q4) q4_block(w, unpacked, rows, R, y, ldy);
-        else q8_block(w, unpacked, rows, R, y, ldy);
+        CLB_UNROLL
+        for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
+        if (format == CLB_FMT_q4) q4_block(w, rows, R, y, ldy);
+        else q8_block(w, rows, R, y, ldy);
     }
 }
 
-CLB_INLINE void tiles(const uint8_t *w, size_t bytes, const int unpacked, const int format, uint32_t b0, uint32_t n,
-                      const clb_act_t *x, uint32_t row, uint32_t rows, float *y, size_t ldy) {
-    for (; rows >= TILE; rows -= TILE, row += TILE, y += TILE * ldy)
-        tile(w, bytes, unpacked, format, b0, n, x, row, TILE, y, ldy);
-    switch (rows) {
-    case 1: tile(w, bytes, unpacked, format, b0, n, x, row, 1, y, ldy); break;
-    case 2: tile(w, bytes, unpacked, format, b0, n, x, row, 2, y, ldy); break;
-    case 3: tile(w, bytes, unpacked, format, b0, n, x, row, 3, y, ldy); break;
-    }
-}
-
-CLB_INLINE void unpack(const uint8_t *block, const int format, wide_t *u) {
-    const __m256i flip = _mm256_set1_epi8(-128);
-    const size_t ints = format == CLB_FMT_q4 ? 256 : 512;
-    for (uint32_t g = 0; g < 8; g += 2) {
-        __m256i w[2][2];
-        if (format == CLB_FMT_q4) q4_group(block, g / 2, w);
-        for (uint32_t i = 0; i < 4; i++) {
-            uint32_t k = g + (i >> 1), lane = 8 * (i & 1);
-            if (format != CLB_FMT_q4) {
-                w[i >> 1][i & 1] = _mm256_xor_si256(load(block + 64 * k + 4 * lane), flip);
-                _mm256_store_si256((void *)u->a[k][lane], _mm256_abs_epi8(w[i >> 1][i & 1]));
-            }
-            _mm256_store_si256((void *)u->w[k][lane], w[i >> 1][i & 1]);
-        }
-    }
-    for (uint32_t h = 0; h < 2; h++) _mm256_store_ps(u->scale + 8 * h, load_half8(block + ints + 16 * h));
-}
-
-CLB_INLINE void gemm(const uint8_t *w, size_t bytes, const int format, uint32_t nb, const clb_act_t *x, uint32_t row0,
-                     uint32_t rows, float *y, size_t ldy) {
+/* a span of blocks stays in L1 while the tiles pass over it; tiles are of even height (5 rows are 3 + 2, not 4 + 1) */
+CLB_INLINE void gemm(const uint8_t *w, const int format, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows,
+                     float *y, size_t ldy) {
+    const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
     for (uint32_t r = 0; r < rows; r++) memset(y + r * ldy, 0, CLB_PANEL * sizeof *y);
-    if (rows < UNPACK_ROWS) {
-        tiles(w, bytes, 0, format, 0, nb, x, row0, rows, y, ldy);
-        return;
-    }
-    _Alignas(64) wide_t span[SPAN];
-    for (uint32_t b = 0; b < nb; b += SPAN) {
-        uint32_t n = nb - b < SPAN ? nb - b : SPAN;
-        for (uint32_t i = 0; i < n; i++, w += bytes) unpack(w, format, span + i);
-        tiles((const uint8_t *)span, sizeof *span, 1, format, b, n, x, row0, rows, y, ldy);
+    for (uint32_t b = 0; b < nb; b += SPAN, w += SPAN * bytes) {
+        uint32_t end = nb - b < SPAN ? nb : b + SPAN, n = 0;
+        for (uint32_t r = 0; r < rows; r += n) {
+            n = tile_rows(rows - r, TILE);
+            switch (n) {
+            case 1: tile(w, format, b, end, x, row0 + r, 1, y + r * ldy, ldy); break;
+            case 2: tile(w, format, b, end, x, row0 + r, 2, y + r * ldy, ldy); break;
+            case 3: tile(w, format, b, end, x, row0 + r, 3, y + r * ldy, ldy); break;
+            default: tile(w, format, b, end, x, row0 + r, 4, y + r * ldy, ldy); break;
+            }
+        }
     }
 }
 
 void clb_avx2_gemm_q8(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
                       size_t ldy) {
-    gemm(panel, 544, CLB_FMT_q8, nb, x, row0, rows, y, ldy);
+    gemm(panel, CLB_FMT_q8, nb, x, row0, rows, y, ldy);
 }
 void clb_avx2_gemm_q4(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
                       size_t ldy) {
-    gemm(panel, 288, CLB_FMT_q4, nb, x, row0, rows, y, ldy);
+    gemm(panel, CLB_FMT_q4, nb, x, row0, rows, y, ldy);
 }
 #else
 typedef int clb_avx2_gemm_q_not_x86;

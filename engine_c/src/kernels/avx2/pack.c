@@ -17,17 +17,7 @@ CLB_INLINE uint32_t max_bits(const __m256 v[4]) {
     __m256i m = _mm256_setzero_si256();
     CLB_UNROLL
     for (int i = 0; i < 4; i++) m = _mm256_max_epi32(m, _mm256_and_si256(_mm256_castps_si256(v[i]), abs));
-    __m128i a = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-    a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
-    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
-}
-
-CLB_INLINE int32_t sum_bytes(__m256i q) {
-    __m256i s = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    s = _mm256_madd_epi16(s, _mm256_set1_epi16(1));
-    __m128i a = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
-    a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
+    return max_lane_epi32(m);
 }
 
 /* q[32] = rne(v * inv); the packs work per 128 bits, the permutation restores the order. Returns the sum of q. */

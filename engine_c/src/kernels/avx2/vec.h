@@ -17,6 +17,12 @@
 /* Keeps compilers from reassociating integer sums, which would hold all the terms at once and spill them. */
 #define CLB_PIN(v) __asm__("" : "+x"(v))
 
+/* height of the next tile of `rows` rows: as even as possible, at most `most` */
+CLB_INLINE uint32_t tile_rows(uint32_t rows, uint32_t most) {
+    uint32_t tiles = (rows + most - 1) / most;
+    return (rows + tiles - 1) / tiles;
+}
+
 /* the first n of 8 lanes: all bits set */
 CLB_INLINE __m256i mask8(uint32_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -34,6 +40,27 @@ CLB_INLINE void store_n(float *p, uint32_t n, __m256 v) {
 CLB_INLINE __m256i not_finite(__m256 x) {
     const __m256i e = _mm256_set1_epi32(0x7f800000);
     return _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(x), e), e);
+}
+
+/* largest of 8 lanes, none of them NaN */
+CLB_INLINE float max_lane(__m256 m) {
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+CLB_INLINE uint32_t max_lane_epi32(__m256i m) {
+    __m128i a = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    a = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
+}
+
+/* sum of 32 signed bytes */
+CLB_INLINE int32_t sum_bytes(__m256i q) {
+    __m256i s = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+    s = _mm256_madd_epi16(s, _mm256_set1_epi16(1));
+    __m128i a = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+    a = _mm_add_epi32(a, _mm_shuffle_epi32(a, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(a, _mm_shuffle_epi32(a, 0xb1)));
 }
 
 /* clb_expf, line by line */
@@ -76,9 +103,9 @@ CLB_INLINE __m256 tree8x8(const __m256 t[8]) {
     return _mm256_add_ps(_mm256_shuffle_ps(c[0], c[1], 0x88), _mm256_shuffle_ps(c[0], c[1], 0xdd));
 }
 
-/* clb_tree16d of lanes [0..3], [4..7], [8..11], [12..15] */
-CLB_INLINE double tree16d(const __m256d l[4]) {
-    __m256d b = _mm256_add_pd(_mm256_add_pd(l[0], l[2]), _mm256_add_pd(l[1], l[3]));
+/* clb_tree16d after its first step: t = lanes 0..7 + lanes 8..15, in two vectors of 4 */
+CLB_INLINE double tree8d(__m256d t0, __m256d t1) {
+    __m256d b = _mm256_add_pd(t0, t1);
     __m128d c = _mm_add_pd(_mm256_castpd256_pd128(b), _mm256_extractf128_pd(b, 1));
     return _mm_cvtsd_f64(_mm_add_sd(c, _mm_unpackhi_pd(c, c)));
 }

@@ -11,9 +11,10 @@ static void gemm_float(const clb_format_t *f, const void *panel, uint32_t nb, co
         f->unpack((const uint8_t *)panel + (size_t)b * f->block_bytes, w);
         for (uint32_t r = 0; r < rows; r++) {
             const float *xb = (const float *)x->q + ((size_t)b * x->cap + row0 + r) * CLB_BLOCK;
-            float *acc = y + r * ldy;
+            float *acc = y + r * ldy, sum[CLB_PANEL] = {0};
             for (int k = 0; k < CLB_BLOCK; k++)
-                for (int l = 0; l < CLB_PANEL; l++) acc[l] = clb_fmaf(w[k * CLB_PANEL + l], xb[k], acc[l]);
+                for (int l = 0; l < CLB_PANEL; l++) sum[l] = clb_fmaf(w[k * CLB_PANEL + l], xb[k], sum[l]);
+            for (int l = 0; l < CLB_PANEL; l++) acc[l] += sum[l];
         }
     }
 }

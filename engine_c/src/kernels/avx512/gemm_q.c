@@ -1,0 +1,109 @@
+/* AVX-512 VNNI GEMM of one panel in q8 and q4: a zmm holds 4 k of all 16 output rows, vpdpbusd takes u8 weights and an
+ * s8 broadcast of 4 activations straight from memory. The int32 sum starts at -offset * sum(x), so stored unsigned
+ * weights give the signed dot exactly. A tile of up to 16 activation rows keeps its float sums in registers: the block's
+ * weights (8 zmm) and 16 sums leave 8 registers. One tile function per height, chosen from a table: no cliff. */
+#if defined(__x86_64__)
+#include "avx512.h"
+#include "vec.h"
+
+enum { TILE = 16, SPAN = 32, AHEAD = 2304 }; /* rows; blocks; bytes of prefetch distance */
+
+/* the block's weights as u8, group g = k 4g .. 4g + 3, and the 16 scales */
+CLB_INLINE __m512 load_block(const uint8_t *w, const int format, __m512i g[8]) {
+    if (format == CLB_FMT_q8) {
+        CLB_UNROLL
+        for (int i = 0; i < 8; i++) g[i] = _mm512_loadu_si512(w + 64 * i);
+        return load_half16(w + 512);
+    }
+    const __m512i low = _mm512_set1_epi8(15);
+    CLB_UNROLL
+    for (int i = 0; i < 4; i++) {
+        __m512i v = _mm512_loadu_si512(w + 64 * i);
+        g[2 * i] = _mm512_and_si512(v, low);
+        g[2 * i + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+    }
+    return load_half16(w + 256);
+}
+
+/* start[r] = -offset * s[r] for R rows: 8 or 128 times, by a shift */
+CLB_INLINE void starts(const int32_t *s, const uint32_t R, const int format, int32_t *start) {
+    const int shift = format == CLB_FMT_q4 ? 3 : 7;
+    if (R < TILE) {
+        for (uint32_t r = 0; r < R; r++) start[r] = -(s[r] * (1 << shift));
+    } else {
+        __m512i v = _mm512_slli_epi32(_mm512_loadu_si512(s), (unsigned)shift);
+        _mm512_storeu_si512(start, _mm512_sub_epi32(_mm512_setzero_si512(), v));
+    }
+}
+
+/* y[r][16] += blocks [b, end) for r in [0, R); w is block b, row the tile's first row */
+CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row,
+                     const uint32_t R, float *y, size_t ldy) {
+    const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
+    __m512 acc[TILE];
+    CLB_UNROLL
+    for (uint32_t r = 0; r < R; r++) acc[r] = _mm512_loadu_ps(y + r * ldy);
+    for (; b < end; b++, w += bytes) {
+        const size_t at = (size_t)b * x->cap + row;
+        const int8_t *q = (const int8_t *)x->q + at * CLB_BLOCK;
+        const float *d = x->d + at;
+        _Alignas(64) int32_t start[TILE];
+        __m512i g[8];
+        CLB_UNROLL
+        for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
+        const __m512 scale = load_block(w, format, g);
+        starts(x->s + at, R, format, start);
+        CLB_UNROLL
+        for (uint32_t r = 0; r < R; r++) {
+            __m512i sum = _mm512_set1_epi32(start[r]);
+            CLB_UNROLL
+            for (int i = 0; i < 8; i++) {
+                int32_t four;
+                memcpy(&four, q + CLB_BLOCK * r + 4 * i, 4);
+                sum = _mm512_dpbusd_epi32(sum, g[i], _mm512_set1_epi32(four));
+            }
+            acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(scale, _mm512_set1_ps(d[r])), acc[r]);
+        }
+    }
+    CLB_UNROLL
+    for (uint32_t r = 0; r < R; r++) _mm512_storeu_ps(y + r * ldy, acc[r]);
+}
+
+typedef void tile_fn(const uint8_t *w, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row, float *y, size_t ldy);
+#define HEIGHTS(X, f) X(f, 1) X(f, 2) X(f, 3) X(f, 4) X(f, 5) X(f, 6) X(f, 7) X(f, 8) \
+    X(f, 9) X(f, 10) X(f, 11) X(f, 12) X(f, 13) X(f, 14) X(f, 15) X(f, 16)
+#define TILE_FN(f, R)                                                                                                 \
+    static void tile_##f##_##R(const uint8_t *w, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row, float *y, \
+                               size_t ldy) {                                                                          \
+        tile(w, CLB_FMT_##f, b, end, x, row, R, y, ldy);                                                              \
+    }
+#define TILE_NAME(f, R) tile_##f##_##R,
+HEIGHTS(TILE_FN, q8)
+HEIGHTS(TILE_FN, q4)
+static tile_fn *const q8_tiles[TILE] = {HEIGHTS(TILE_NAME, q8)}; /* by height - 1 */
+static tile_fn *const q4_tiles[TILE] = {HEIGHTS(TILE_NAME, q4)};
+
+/* a span of blocks stays in L1 while the tiles, of even height, pass over it */
+CLB_INLINE void gemm(tile_fn *const *tiles, size_t bytes, const uint8_t *w, uint32_t nb, const clb_act_t *x,
+                     uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+    for (uint32_t r = 0; r < rows; r++) _mm512_storeu_ps(y + r * ldy, _mm512_setzero_ps());
+    for (uint32_t b = 0; b < nb; b += SPAN, w += SPAN * bytes) {
+        uint32_t end = nb - b < SPAN ? nb : b + SPAN, n = 0;
+        for (uint32_t r = 0; r < rows; r += n) {
+            n = tile_rows(rows - r, TILE);
+            tiles[n - 1](w, b, end, x, row0 + r, y + r * ldy, ldy);
+        }
+    }
+}
+
+void clb_avx512_gemm_q8(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                        size_t ldy) {
+    gemm(q8_tiles, 544, panel, nb, x, row0, rows, y, ldy);
+}
+void clb_avx512_gemm_q4(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                        size_t ldy) {
+    gemm(q4_tiles, 288, panel, nb, x, row0, rows, y, ldy);
+}
+#else
+typedef int clb_avx512_gemm_q_not_x86;
+#endif
