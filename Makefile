@@ -26,6 +26,12 @@ ctest: ## builds and runs every tests/unit/engine/test_*.c [TEST=pool VARIANT=â€
 
 bench-programs: $(BENCH_BIN) ## the C programs of engine_c/bench
 
+# ---- the main job ------------------------------------------------------------------------------------------------
+QUESTION ?= What is the capital of France, and what is it known for?
+.PHONY: demo
+demo: python ## makes a small real mixture of experts and asks it a question [QUESTION='â€¦']
+	@$(PY) -m colibri_engine.demo --cache $(BUILD)/demo --question '$(subst ','\'',$(QUESTION))'
+
 # ---- Python ------------------------------------------------------------------------------------------------------
 PYTHON ?= python3
 VENV   ?= .venv

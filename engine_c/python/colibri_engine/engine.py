@@ -18,6 +18,7 @@ import numpy as np
 from . import binding
 from ._colibri import ffi, lib
 from .binding import Buffer, Sample, Sampling, check, choice, new, pointer, token_array
+from .callbacks import Callbacks, Monitor
 from .errors import EngineError
 from .sequence import Attention, KvArena, Sequence
 
@@ -65,24 +66,25 @@ class Engine:
 
     def __init__(self, path: Path | str, threads: int = 1, *, isa: str | None = None, kv_format: str | None = None,
                  slab_tokens: int = 64, max_tokens: int = 256, max_sequences: int = 64,
-                 max_context: int = MAX_CONTEXT, populate: bool = False, callbacks: Any = None,
-                 routing: str = "float") -> None:
+                 max_context: int = MAX_CONTEXT, populate: bool = False,
+                 callbacks: Callbacks | None = None, routing: str = "float", progress: bool = False,
+                 expert_tokens: bool = False) -> None:
         """``max_tokens`` is the chunk of one step; ``isa`` overrides COLIBRI_ISA; ``kv_format`` "f16" or "f32", by
         default f32 for a model converted to f32 and f16 for all others; ``callbacks`` see callbacks.py; ``routing``
-        "int8" uses the quantised routing table."""
+        "int8" uses the quantised routing table; ``progress`` and ``expert_tokens`` count, see the properties."""
         if threads < 1:
             raise ValueError(f"threads is {threads}; it must be at least 1")
         self._pool, self._model, self._host = ffi.NULL, ffi.NULL, None
         self._err = new("colibri_error_t")
-        self._keep: list[Any] = [callbacks]
+        self._callbacks = callbacks or Callbacks()
         host = new_host_model()
         flags = lib.COLIBRI_MAP_HUGEPAGE | lib.COLIBRI_MAP_DONTDUMP | (lib.COLIBRI_MAP_POPULATE if populate else 0)
         check(lib.colibri_host_load(str(path).encode(), flags, host, self._err), self._err)
         self._host = host
         try:
             self._config = self._configure(threads, isa, kv_format, slab_tokens, max_tokens, max_sequences, max_context)
-            if callbacks is not None:
-                callbacks.install(self._config)
+            self._callbacks.install(self._config)
+            self._monitor = Monitor(self._config, progress, self._expert_grid() if expert_tokens else None)
             self._init()
             self._routing = self._build_routing(choice({"float": 0, "int8": 1}, routing, "routing"))
         except BaseException:
@@ -94,9 +96,15 @@ class Engine:
         """Opens a model folder made by ``colibrid convert``."""
         return cls(path, threads, **options)
 
+    def _manifest(self) -> dict[str, Any]:
+        return json.loads(bytes(ffi.buffer(self._host.manifest, self._host.manifest_size)))
+
     def _own_kv_format(self) -> str:
-        text = bytes(ffi.buffer(self._host.manifest, self._host.manifest_size))
-        return "f32" if json.loads(text).get("quantization") == "f32" else "f16"
+        return "f32" if self._manifest().get("quantization") == "f32" else "f16"
+
+    def _expert_grid(self) -> tuple[int, int]:
+        geometry = self._manifest()["geometry"]
+        return geometry["layers"], geometry["experts"]
 
     def _configure(self, threads: int, isa: str | None, kv_format: str | None, slab_tokens: int, max_tokens: int,
                    max_sequences: int, max_context: int) -> Any:
@@ -129,6 +137,7 @@ class Engine:
         model = ffi.new("colibri_model_t **")
         check(lib.colibri_init(self._config, model, self._err), self._err)
         self._model = model[0]
+        self._callbacks.raise_failure()
         self.info = _read_info(self._model)
         lib.colibri_workspace_size(self._model, size)
         self._workspace = Buffer(lib.COLIBRI_WORKSPACE, size[0])
@@ -168,6 +177,20 @@ class Engine:
         """Most tokens of one step."""
         return int(self._config.max_tokens)
 
+    @property
+    def progress(self) -> int:
+        """Grows while a step runs, if opened with progress=True; any thread may read it."""
+        return self._monitor.progress
+
+    @property
+    def expert_tokens(self) -> np.ndarray | None:
+        """uint64 [layers, experts]: tokens routed so far, if opened with expert_tokens=True. Assign zeros to restart."""
+        return self._monitor.expert_tokens
+
+    def cancel(self) -> None:
+        """From any thread: the running step, or else the next one, ends with COLIBRI_CANCELLED. Once."""
+        self._monitor.cancel()
+
     # ---- steps ----
 
     def attention(self, pinned: int | None, window: int | None, positions: str) -> Attention:
@@ -187,7 +210,7 @@ class Engine:
         """One forward over (sequence, new tokens, first token whose logits are wanted) entries.
 
         Returns one view [rows, vocab] per entry, valid until the next step. The sequences advance.
-        EngineError with COLIBRI_NON_FINITE if a sequence overflowed.
+        EngineError with COLIBRI_NON_FINITE if a sequence overflowed; a callback's own exception if one failed.
         """
         entries = ffi.new("colibri_sequence_t[]", len(work))
         for entry, (sequence, tokens, wanted) in zip(entries, work, strict=True):
@@ -198,7 +221,11 @@ class Engine:
         batch = new("colibri_batch_t", n_sequences=len(work), sequences=entries, kv=arena.buffer.c,
                     workspace=self._workspace.c, output=self._output.c,
                     routing_table=self._routing.c if self._routing else ffi.NULL)
-        check(lib.colibri_forward(self._model, batch, self._err), self._err)
+        status = lib.colibri_forward(self._model, batch, self._err)
+        self._callbacks.raise_failure()
+        if status == lib.COLIBRI_CANCELLED:
+            self._monitor.clear()
+        check(status, self._err)
         for index, entry in enumerate(entries):
             if entry.status != lib.COLIBRI_OK:
                 raise EngineError(entry.status, f"sequence {index}: logits, keys or values are NaN or infinite")

@@ -25,7 +25,7 @@ _JSON_LIMIT = 256 << 20  # bytes; a tokenizer.json of 200k tokens has 20 MB
 class RegularFile:
     """A regular file open for reading. `error` is the exception type raised for whatever is wrong with it."""
 
-    def __init__(self, path: Path, error: type[ConversionError] | type[ColibriError] = ConversionError) -> None:
+    def __init__(self, path: Path, error: type[Any] = ConversionError) -> None:
         self.path, self._error = path, error
         try:
             # Non-blocking: opening a FIFO must not wait for a writer.
@@ -41,7 +41,8 @@ class RegularFile:
 
     def fail(self, reason: str, item: str | None = None) -> ColibriError:
         """The error to raise for this file."""
-        return self._error(self.path, reason, item)  # type: ignore[call-arg, arg-type]
+        error: ColibriError = self._error(self.path, reason, item)
+        return error
 
     def read_into(self, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fills `out` from `offset`, or raises if the file ends before that."""

@@ -44,8 +44,9 @@ class KvArena:
 class Sequence:
     """Position and slab table of one text. Slabs that no later query can see go back to the arena."""
 
-    def __init__(self, attention: Attention, slab_tokens: int) -> None:
-        self.attention, self.position = attention, 0
+    def __init__(self, attention: Attention, slab_tokens: int, id: int = 0) -> None:
+        """``id`` is what callbacks are told."""
+        self.attention, self.position, self.id = attention, 0, id
         self._slab_tokens = slab_tokens
         self._table = np.empty(0, dtype=np.uint32)
         self._released = 0
@@ -67,6 +68,7 @@ class Sequence:
     def describe(self, entry: Any, tokens: np.ndarray, wanted: int) -> None:
         """Fills a colibri_sequence_t; the arrays must outlive the call that reads it."""
         entry.struct_size = ffi.sizeof("colibri_sequence_t")
+        entry.id = self.id
         entry.n_tokens, entry.tokens = len(tokens), pointer(tokens, "uint32_t")
         entry.position, entry.logits_from = self.position, wanted
         entry.pinned, entry.window = self.attention.pinned, self.attention.window
@@ -83,9 +85,15 @@ class Sequence:
         first = max(self._released, -(-self.attention.pinned // self._slab_tokens))
         last = (self.position + 1 - self.attention.window) // self._slab_tokens
         for index in range(first, last):
+            self.give_back(arena, index)
+        self._released = max(first, last)
+
+    def give_back(self, arena: KvArena, index: int) -> None:
+        """Returns the slab of positions [index * slab_tokens, (index + 1) * slab_tokens), which no layer sees any more:
+        those an eviction callback hides from all of them. Idempotent."""
+        if self._table[index] != lib.COLIBRI_NO_SLAB:
             arena.give(int(self._table[index]))
             self._table[index] = lib.COLIBRI_NO_SLAB
-        self._released = max(first, last)
 
     def close(self, arena: KvArena) -> None:
         """Gives every slab back."""

@@ -98,13 +98,14 @@ def _presence(path: Path, manifest: Manifest) -> Iterator[Finding]:
         have[key] = t
     end = missing = 0
     for slot in slots(manifest.architecture, manifest.geometry):
-        t = have.pop((slot.role, slot.layer, slot.expert), None)
-        if t is None:
+        key = (slot.role, slot.layer, slot.expert)
+        if key not in have:
             yield Finding(path, slot.name, f"is missing ({slot.role} of layer {slot.layer}, expert {slot.expert})")
             missing += 1
             if missing == _MOST_MISSING:
                 return
             continue
+        t = have.pop(key)
         yield from _fits(path, t, slot, end)
         end = t.offset + t.bytes
     for t in have.values():

@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import click
+import colibri_engine
 import pytest
 from click.testing import CliRunner, Result
 from colibri_engine import commands
 from colibri_engine.container import Manifest
 from colibri_engine.convert.progress import human, progress
-from fixtures.checkpoints import LLAMA, MIXTRAL, write_checkpoint
+from fixtures.checkpoints import LLAMA, MIXTRAL, gguf_tensors, random_tensors, write_checkpoint, write_gguf
 
 SYNTH = ["--layers", "1", "--hidden", "64", "--inter", "96", "--heads", "4", "--kv-heads", "2", "--head-dim", "16",
          "--experts", "4", "--vocab", "100", "--context", "256"]  # fmt: skip
@@ -149,3 +150,20 @@ def test_progress_is_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> N
                                             (5e13, "50 TB")])  # fmt: skip
 def test_human_sizes(size: float, text: str) -> None:
     assert human(size) == text
+
+
+def test_the_version_is_the_headers() -> None:
+    """created_by is written from it."""
+    header = Path(__file__).parents[3] / "engine_c" / "include" / "colibri.h"
+    assert f'#define COLIBRI_VERSION "{colibri_engine.__version__}"' in header.read_text()
+
+
+@pytest.mark.parametrize("package", ["gguf", "tokenizers"])
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.tokens": ["a"],
+                "tokenizer.ggml.token_type": [1]}  # fmt: skip
+    path = write_gguf(tmp_path / "m.gguf", LLAMA, gguf_tensors(LLAMA, random_tensors(LLAMA)), metadata=metadata)
+    monkeypatch.setitem(sys.modules, package, None)
+    result = run(commands.convert, path, tmp_path / "dst")
+    assert result.exit_code == 2
+    assert "pip install 'colibri-daemon[convert]'" in result.stderr

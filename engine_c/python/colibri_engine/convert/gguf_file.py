@@ -153,7 +153,15 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         raise
 
 
+def _need_gguf_package(file: RegularFile) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise file.fail("reading GGUF needs the gguf package: pip install 'colibri-daemon[convert]'") from None
+
+
 def _parse(file: RegularFile) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    _need_gguf_package(file)
     cursor = _Cursor(file)
     if file.size < 24 or cursor.take(4) != _MAGIC:
         raise file.fail("is not a GGUF file (no GGUF magic at its start)")

@@ -60,7 +60,9 @@ def tokenizer_files(meta: Fields) -> Companions:
     try:
         tokenizer = _build(meta, str(pre))
     except ImportError:
-        raise ConversionError(meta.path, "needs the tokenizers package: pip install tokenizers", "tokenizer") from None
+        raise ConversionError(
+            meta.path, "needs the tokenizers package: pip install 'colibri-daemon[convert]'", "tokenizer"
+        ) from None
     files = {
         "tokenizer.json": tokenizer.encode(),
         "tokenizer_config.json": json.dumps(_config(meta), indent=1).encode(),

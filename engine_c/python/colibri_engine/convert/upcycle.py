@@ -41,7 +41,7 @@ class Upcycled(Source):
         self.rope_freqs = dense.rope_freqs
         self._dense = dense
         self._rng = np.random.default_rng(SEED)
-        self._layer: dict[str, tuple[int, F32, np.float32]] = {}
+        self._layer: dict[str, tuple[F32, np.float32]] = {}  # role -> dense matrix and its deviation
 
     def check(self, wanted: Iterable[Slot]) -> None:
         self._dense.check(slots(self._dense.architecture, self._dense.geometry))
@@ -63,11 +63,10 @@ class Upcycled(Source):
         return found
 
     def _noisy(self, slot: Slot) -> ArrayTensor:
-        layer, w, deviation = self._layer.get(slot.role, (-1, None, None))
-        if layer != slot.layer:
+        if slot.expert == 0:  # kept for the layer's other experts
             w = self._whole(slot)
-            deviation = w.std()
-            self._layer[slot.role] = (slot.layer, w, deviation)
+            self._layer[slot.role] = w, w.std()
+        w, deviation = self._layer[slot.role]
         noise = self._normal(slot.shape)
         noise *= NOISE * deviation
         noise += w
