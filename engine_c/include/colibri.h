@@ -157,7 +157,7 @@ typedef struct colibri_config {
     uint32_t isa;           /* highest instruction set to use (colibri_isa_t); AUTO = best of this CPU */
     const char *manifest;   /* manifest.json, read during init only; need not be NUL-terminated */
     uint64_t manifest_size; /* bytes */
-    colibri_buffer_t *weights; /* [n_weights] in the order of manifest "files"; experts.bin may have ptr NULL and
+    colibri_buffer_t *weights; /* [n_weights], stride weights[0].struct_size, in the order of manifest "files"; experts.bin may have ptr NULL and
                                   size 0 if expert_fetch is set */
     uint32_t n_weights;
     uint32_t max_tokens;    /* tokens of one step, over all sequences, >= 1 */

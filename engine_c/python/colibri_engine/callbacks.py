@@ -12,7 +12,7 @@ An exception ends the step and is raised from it. A Callbacks object serves one 
 
 from __future__ import annotations
 
-from collections.abc import Buffer, Callable, Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any
 
@@ -34,6 +34,7 @@ _FIELDS = {
 class Callbacks:
     """Override what is wanted; only that is installed. See the typedefs of the same names in colibri.h."""
 
+    _handle: Any = None
     _failure: BaseException | None = None
     _lent: tuple[Any, ...] = ()  # buffers of the current layer's leases, kept alive until their release
 
@@ -52,10 +53,10 @@ class Callbacks:
     def kv_mass(self, id: int, layer: int, mass: np.ndarray) -> None:
         """mass float32 [n]: softmax weight each position got, summed over heads and the step's queries."""
 
-    def expert_fetch(self, layer: int, experts: np.ndarray) -> Iterable[tuple[Buffer, int]]:
-        """experts uint32 [k], ascending: for each a (buffer, lease). The buffer holds the expert's extent of
-        experts.bin at a 64-byte aligned address until expert_release gets the lease back. experts.bin itself is not
-        read when this is overridden."""
+    def expert_fetch(self, layer: int, experts: np.ndarray) -> Iterable[tuple[Any, int]]:
+        """experts uint32 [k], ascending: for each a (buffer, lease number). The buffer (bytes, memoryview, array) holds
+        the expert's extent of experts.bin at a 64-byte aligned address until expert_release gets the lease back.
+        experts.bin itself is not read when this is overridden."""
         raise NotImplementedError
 
     def expert_release(self, layer: int, leases: list[int]) -> None:
@@ -65,8 +66,7 @@ class Callbacks:
 
     def install(self, config: Any) -> None:
         """Enters the overridden methods into a colibri_config_t, before init."""
-        self._handle = ffi.new_handle(self)
-        config.user = self._handle
+        self._handle = config.user = self._handle or ffi.new_handle(self)
         for method, fields in _FIELDS.items():
             if getattr(type(self), method) is not getattr(Callbacks, method):
                 for field in fields:
@@ -83,7 +83,7 @@ class Callbacks:
     def keep_failure(self, error: BaseException) -> None:
         self._failure = self._failure or error
 
-    def lend(self, loans: list[tuple[Buffer, int]], leases: Any) -> None:
+    def lend(self, loans: list[tuple[Any, int]], leases: Any) -> None:
         """Fills colibri_expert_lease_t entries [len(loans)]."""
         self._lent = tuple(ffi.from_buffer(buffer) for buffer, _ in loans)
         for i, (data, (_, lease)) in enumerate(zip(self._lent, loans, strict=True)):

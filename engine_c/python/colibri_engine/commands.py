@@ -154,3 +154,71 @@ def verify(folder: Path, quiet: bool) -> int:
     if not findings and not quiet:
         click.echo(f"{folder}: sound, {human(total)} checked")
     return 1 if findings else 0
+
+
+@click.command()
+@click.option("--isa", type=click.Choice(["ref", "avx2", "avx512"]), help="Only this instruction set.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@reporting
+def selftest(isa: str | None, as_json: bool) -> int:
+    """Compute the numerics fingerprint on every instruction set of this CPU and compare it with the one built in."""
+    from . import selftest as module
+
+    description = module.describe([module.run(name) for name in ([isa] if isa else module.available())])
+    click.echo(json.dumps(description, indent=1) if as_json else module.table(description))
+    return 0 if description["ok"] else 1
+
+
+def _tokens_or_auto(context: click.Context, option: click.Parameter, value: str | None) -> int | str | None:
+    if value is None or value == "auto" or value.isascii() and value.isdigit():
+        return value if value in (None, "auto") else int(value)
+    raise click.BadParameter(f"{value!r} is neither a number of tokens nor auto")
+
+
+def _attending(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for what a query attends to."""
+    for option in (
+        click.option("--positions", type=click.Choice(["cache", "absolute"]), default="cache", show_default=True),
+        click.option("--window", metavar="W|auto", callback=_tokens_or_auto, help="Sliding window; 0: everything."),
+        click.option("--pinned", metavar="P|auto", callback=_tokens_or_auto, help="Tokens at the start always seen."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("file", type=_FOLDER)
+@click.option("--tokens", "are_tokens", is_flag=True, help="FILE holds token ids (.npy, .npz or numbers as text).")
+@click.option("--window-tokens", type=click.IntRange(0), default=512, show_default=True,
+              help="Cut the text into windows of this many tokens; 0: one text.")
+@click.option("--long", "window_tokens", flag_value=0, type=int, help="The same as --window-tokens 0.")
+@click.option("--limit", type=click.IntRange(1), help="Only the first windows (tokens, if it is one text).")
+@click.option("--second-half", is_flag=True, help="Score only the second half of each window, as llama-perplexity.")
+@_attending
+@click.option("--threads", type=click.IntRange(1, 1024), help="Default: the usable physical cores.")
+@click.option("--routing", type=click.Choice(["float", "int8"]), default="float", show_default=True)
+@click.option("--compare-routing", is_flag=True, help="How often int8 routing picks the same experts, and its cost.")
+@click.option("--quiet", is_flag=True, help="No progress on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@reporting
+def perplexity(folder: Path, file: Path, are_tokens: bool, compare_routing: bool, quiet: bool, as_json: bool,
+               threads: int | None, routing: str, pinned: int | str | None, window: int | str | None,
+               **cut: Any) -> None:
+    """Measure how well the model in DIR predicts the text in FILE.
+
+    Without --pinned and --window the model's own attention is used; auto is what the daemon would use.
+    """
+    from . import perplexity as module
+    from .container import Manifest
+    from .geometry import default_attention
+
+    own = default_attention(Manifest.load(folder).geometry)
+    pinned, window = (own[i] if value == "auto" else value for i, value in enumerate((pinned, window)))
+    if pinned and not window:
+        raise click.UsageError(f"--pinned {pinned} needs a --window (or auto)")
+    plan = module.Plan(pinned=pinned, window=window, **cut)
+    tokens = module.load_tokens(file) if are_tokens else module.tokenise(folder, file)
+    run = module.Run(folder, plan, plan.cut(file, tokens), threads, routing, None if quiet else sys.stderr)
+    result, lines = run.compare() if compare_routing else run.measure()
+    click.echo(json.dumps(result, indent=1) if as_json else lines)

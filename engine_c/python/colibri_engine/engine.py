@@ -116,7 +116,8 @@ class Engine:
         config = new("colibri_config_t", manifest=self._host.manifest, manifest_size=self._host.manifest_size,
                      weights=self._host.weights, n_weights=self._host.n_weights, isa=level[0], threads=threads,
                      max_tokens=max_tokens, max_sequences=max_sequences, max_context=max_context,
-                     slab_tokens=slab_tokens, kv_format=choice(binding.KV_FORMATS, kv_format or self._own_kv_format(), "kv_format"))
+                     slab_tokens=slab_tokens,
+                     kv_format=choice(binding.KV_FORMATS, kv_format or self._own_kv_format(), "kv_format"))
         if threads > 1:
             self._start_pool(config, threads)
         return config
@@ -184,7 +185,7 @@ class Engine:
 
     @property
     def expert_tokens(self) -> np.ndarray | None:
-        """uint64 [layers, experts]: tokens routed so far, if opened with expert_tokens=True. Assign zeros to restart."""
+        """uint64 [layers, experts]: tokens routed so far, if opened with expert_tokens=True. It may be zeroed."""
         return self._monitor.expert_tokens
 
     def cancel(self) -> None:

@@ -69,9 +69,11 @@ static colibri_status_t choose_isa(colibri_config_t *c, colibri_error_t *err) {
 static colibri_status_t check_files(const colibri_config_t *c, colibri_error_t *err) {
     if (!c->weights || c->n_weights != 2)
         return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "config.weights must hold 2 buffers: dense.bin, experts.bin");
-    CLB_TRY(clb_buffer_check(&c->weights[0], "weights[0] (dense.bin)", COLIBRI_WEIGHTS, 1, err));
-    int absent = c->expert_fetch && !c->weights[1].ptr;
-    return clb_buffer_check(&c->weights[1], "weights[1] (experts.bin)", COLIBRI_WEIGHTS, absent ? 0 : 1, err);
+    CLB_TRY(clb_buffer_check(c->weights, "weights[0] (dense.bin)", COLIBRI_WEIGHTS, 1, err));
+    const colibri_buffer_t *experts = clb_weights_at(c, 1);
+    CLB_TRY(clb_struct_check(experts, CLB_MIN_BUFFER, "weights[1] (experts.bin)", err));
+    int absent = c->expert_fetch && !experts->ptr;
+    return clb_buffer_check(experts, "weights[1] (experts.bin)", COLIBRI_WEIGHTS, absent ? 0 : 1, err);
 }
 
 colibri_status_t colibri_init_size(const colibri_config_t *config, uint64_t *bytes, colibri_error_t *err) {
@@ -108,11 +110,8 @@ colibri_status_t colibri_init(const colibri_config_t *config, colibri_model_t **
     CLB_TRY(clb_load(&c, NULL, &bytes, err));
     CLB_TRY(clb_buffer_check(c.view, "view", COLIBRI_WORKSPACE, bytes, err));
     colibri_model_t *m = c.view->ptr;
-    memset(m, 0, sizeof *m);
     CLB_TRY(clb_load(&c, m, &bytes, err));
     m->view = c.view;
-    m->files[0] = &c.weights[0];
-    m->files[1] = &c.weights[1];
     m->config = c;
     m->config.manifest = NULL;
     m->config.weights = NULL;

@@ -357,7 +357,7 @@ static colibri_status_t check_overlap(const loader_t *l) {
 /* ---- the view ------------------------------------------------------------------------------------------------ */
 
 static colibri_status_t check_file(const loader_t *l, uint32_t i) {
-    const colibri_buffer_t *file = &l->config->weights[i];
+    const colibri_buffer_t *file = clb_weights_at(l->config, i);
     uint64_t need = l->m.file_bytes[i];
     if (i == CLB_FILE_EXPERTS && l->config->expert_fetch && !file->ptr && !file->size) return COLIBRI_OK;
     if (file->size != need)
@@ -398,7 +398,7 @@ static colibri_status_t start_view(loader_t *l) {
     l->expert_offset = (uint64_t *)(void *)((char *)m + l->offsets_at);
     l->extents = (extent_t *)(void *)((char *)m + l->extents_at);
     for (uint32_t i = 0; i < CLB_FILES; i++) {
-        m->files[i] = &l->config->weights[i];
+        m->files[i] = clb_weights_at(l->config, i);
         m->weight_bytes += l->m.file_bytes[i];
     }
     m->experts = l->config->expert_fetch ? NULL : m->files[CLB_FILE_EXPERTS]->ptr;

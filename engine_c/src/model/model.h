@@ -59,6 +59,11 @@ typedef struct clb_arch {
     void (*layer)(struct clb_step *step, uint32_t layer);
 } clb_arch_t;
 
+/* The i-th file's buffer; the caller's struct may be larger than ours. */
+static inline colibri_buffer_t *clb_weights_at(const colibri_config_t *c, uint32_t i) {
+    return (colibri_buffer_t *)(void *)((uint8_t *)c->weights + (size_t)i * c->weights->struct_size);
+}
+
 const clb_arch_t *clb_arch_find(const char *name, size_t n); /* NULL if unknown */
 
 struct colibri_model {

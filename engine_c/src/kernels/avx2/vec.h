@@ -9,7 +9,8 @@
 
 #define CLB_INLINE static inline __attribute__((always_inline))
 /* Loops with constant bounds that must become straight code so that small arrays live in registers. */
-#if defined(__clang__)
+#if defined(CLB_UNROLL) /* the emulation leaves loops as they are */
+#elif defined(__clang__)
 #define CLB_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define CLB_UNROLL _Pragma("GCC unroll 32")

@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #include <string.h>
 
+#define CLB_UNROLL /* nothing: unrolled emulations take minutes to compile */
 #define CLB_EMU static inline __attribute__((always_inline))
 typedef struct clb_emu_ps { __m256 h[2]; } clb_emu_ps;
 typedef struct clb_emu_si { __m256i h[2]; } clb_emu_si;
@@ -68,6 +69,17 @@ CLB_EMU void clb_emu_mask_storeu_ps(float *p, __mmask16 k, __m512 a) {
         if (k >> i & 1) p[i] = t[i];
 }
 
+/* compilers define some of them for targets without AVX-512 too */
+#undef _mm512_cvtepi32_ps
+#undef _mm512_cvtps_epi32
+#undef _mm512_cvttps_epi32
+#undef _mm512_cvtph_ps
+#undef _mm512_cvtps_ph
+#undef _mm512_cvtps_pd
+#undef _mm512_cvtepu16_epi32
+#undef _mm512_srai_epi32
+#undef _mm512_maskz_loadu_ps
+#undef _mm512_mask_storeu_ps
 #define _mm512_cvtepi32_ps clb_emu_cvtepi32_ps
 #define _mm512_cvtps_epi32 clb_emu_cvtps_epi32
 #define _mm512_cvttps_epi32 clb_emu_cvttps_epi32
