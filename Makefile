@@ -95,7 +95,7 @@ endef
 objects: $(ENGINE_OBJ)
 
 # libFuzzer programs: the engine is compiled with coverage and sanitizers into each. The corpus grows under build/fuzz;
-# tests/fuzz/corpus/<name> holds the seeds.
+# tests/fuzz/corpus/<name> holds the seeds, tests/fuzz/<name>.dict the dictionary.
 FUZZ_SECONDS ?= 30
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/%)
@@ -104,10 +104,11 @@ fuzz: ## every tests/fuzz/fuzz_*.c for FUZZ_SECONDS each (clang's libFuzzer)
 	@$(MAKE) --no-print-directory CC=clang VARIANT=fuzz BUILD=$(BUILD) fuzz-run
 .PHONY: fuzz-run
 fuzz-run: $(FUZZ_BIN)
-	@for f in $(FUZZ_BIN); do name=$${f##*/}; mkdir -p $(B)/corpus/$$name; seeds=tests/fuzz/corpus/$$name; \
+	@for f in $(FUZZ_BIN); do name=$${f##*/}; mkdir -p $(B)/corpus/$$name; seeds=tests/fuzz/corpus/$${name#fuzz_}; dict=tests/fuzz/$${name#fuzz_}.dict; \
 	    echo "$$name: $(FUZZ_SECONDS) s"; \
 	    $$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 -verbosity=0 \
-	        -artifact_prefix=$(B)/ $(B)/corpus/$$name $$([ -d $$seeds ] && echo $$seeds) || exit 1; \
+	        -artifact_prefix=$(B)/ $$([ -f $$dict ] && echo -dict=$$dict) \
+	        $(B)/corpus/$$name $$([ -d $$seeds ] && echo $$seeds) || exit 1; \
 	done
 $(FUZZ_BIN): $(B)/%: $(B)/tests/fuzz/%.o $(ENGINE_OBJ) $(HOST_OBJ)
 	$(Q)$(CC) $(FUZZ_LINK) -pthread $^ -o $(temporary) && $(done)
@@ -129,7 +130,7 @@ perf: python $(PERF_MODEL) ## perf record, report and flame graph of colibri-ben
 	@echo "$(BUILD)/perf/report.txt, $(BUILD)/perf/flame.svg"
 
 # Counts depend on the program and the compiler alone, so two commits compare exactly. Valgrind knows AVX2, not AVX-512.
-CALLGRIND ?= callgrind_forward
+CALLGRIND ?= selftest_digest
 callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_c/bench]
 	@$(MAKE) --no-print-directory $(BUILD)/profile/bench/$(CALLGRIND) VARIANT=profile
 	COLIBRI_ISA=$${COLIBRI_ISA:-avx2} valgrind --tool=callgrind --callgrind-out-file=$(BUILD)/callgrind.$(CALLGRIND) \

@@ -36,7 +36,7 @@ class BuildEngine(build_ext):
     def run(self) -> None:
         if "COLIBRI_LIBRARY_DIR" not in os.environ:
             # A newer compiler may know new warnings; they must not stop an installation.
-            command = ["make", "--no-print-directory", f"-j{os.cpu_count() or 1}", "build", "WERROR=", "VARIANT=release"]
+            command = ["make", f"-j{os.cpu_count() or 1}", "build", "WERROR=", "VARIANT=release"]
             outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}  # of a make that runs pip: not meant for this one
             environment = {name: value for name, value in os.environ.items() if name not in outer}
             subprocess.run(command, cwd=ROOT, env=environment, check=True)

@@ -43,7 +43,7 @@ OPT_debug   := -Og -g
 OPT_asan    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
 OPT_tsan    := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 OPT_fuzz    := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all
-OPT_emu512  := -O1 -DCLB_EMULATE_AVX512
+OPT_emu512  := -O1 -DCLB_EMULATE_AVX512 -Wno-psabi
 LINK_release := -O3 $(LTO_LINK)
 LINK_asan    := -fsanitize=address,undefined
 LINK_tsan    := -fsanitize=thread

@@ -48,7 +48,8 @@ def expand_status_list(text: str) -> str:
 
 def integer_macros(text: str) -> list[str]:
     """#define lines of integer constants, in the form cffi understands."""
-    return [f"#define {name} {value}" for name, value in re.findall(r"#define (COLIBRI_\w+) (0x[0-9a-f]+|\d+)u?\b", text)]
+    found = re.findall(r"#define (COLIBRI_\w+) (0x[0-9a-f]+|\d+)u?\b", text)
+    return [f"#define {name} {value}" for name, value in found]
 
 
 def declarations(header: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,8 +53,7 @@ class Buffer:
 
     def array(self, dtype: Any, *shape: int) -> np.ndarray:
         """A numpy view of the start of the buffer."""
-        count = int(np.prod(shape))
-        return np.frombuffer(self._memory, dtype=dtype, count=count).reshape(shape)
+        return np.frombuffer(self._memory, dtype=dtype, count=math.prod(shape)).reshape(shape)
 
 
 def token_array(tokens: Iterable[int]) -> np.ndarray:

@@ -218,8 +218,14 @@ class Engine:
             sequence.reserve(arena, len(tokens))
             sequence.describe(entry, tokens, wanted)
         rows = sum(len(tokens) - wanted for _, tokens, wanted in work)
+        logits = self.forward(entries, rows, arena)
+        return [self._advance(logits, arena, *item, entry) for item, entry in zip(work, entries, strict=True)]
+
+    def forward(self, entries: Any, rows: int, arena: KvArena) -> np.ndarray:
+        """One forward over filled colibri_sequence_t[], `rows` of whose tokens want logits: [rows, vocab], valid until
+        the next one. For callers that keep their entries from step to step; sequences are theirs to advance."""
         self._need_output(rows)
-        batch = new("colibri_batch_t", n_sequences=len(work), sequences=entries, kv=arena.buffer.c,
+        batch = new("colibri_batch_t", n_sequences=len(entries), sequences=entries, kv=arena.buffer.c,
                     workspace=self._workspace.c, output=self._output.c,
                     routing_table=self._routing.c if self._routing else ffi.NULL)
         status = lib.colibri_forward(self._model, batch, self._err)
@@ -230,8 +236,7 @@ class Engine:
         for index, entry in enumerate(entries):
             if entry.status != lib.COLIBRI_OK:
                 raise EngineError(entry.status, f"sequence {index}: logits, keys or values are NaN or infinite")
-        logits = self._output.array(np.float32, rows, self.info.vocab) if rows else np.empty((0, self.info.vocab))
-        return [self._advance(logits, arena, *item, entry) for item, entry in zip(work, entries, strict=True)]
+        return self._output.array(np.float32, rows, self.info.vocab) if rows else np.empty((0, self.info.vocab))
 
     def _advance(self, logits: np.ndarray, arena: KvArena, sequence: Sequence, tokens: np.ndarray, wanted: int,
                  entry: Any) -> np.ndarray:

@@ -31,11 +31,11 @@ CHUNK = 256  # tokens a step: bounds the logits held at a time
 
 
 class TextError(ColibriError):
-    """A text or token file cannot be used."""
+    """A text or token file cannot be used. Fields as in ConversionError."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        self.path, self.reason = path, reason
-        super().__init__(f"{path}: {reason}")
+    def __init__(self, path: Path, reason: str, item: str | None = None) -> None:
+        self.path, self.item, self.reason = path, item, reason
+        super().__init__(f"{path}: {item}: {reason}" if item else f"{path}: {reason}")
 
 
 # ---- tokens -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@
 #include "../ops/step.h"
 #include "api.h"
 
-static const char fingerprint[] = "0000000000000000000000000000000000000000000000000000000000000000";
+static const char fingerprint[] = "868c755be73a7f8cfe3e5a97a876c886e3a647dfa60e19ea471b569dedb35961";
 const char *colibri_fingerprint(void) { return fingerprint; }
 
 enum {

@@ -1,6 +1,6 @@
-/* AVX2 GEMM of one panel in f32, f16 and bf16: each of 16 lanes is an output row: a chain of fma
- * over the k of a block, blocks added in order. A tile of 6
- * activation rows keeps 12 accumulators, 2 weight vectors and a broadcast in 15 of 16 registers. */
+/* AVX2 GEMM of one panel in f32, f16 and bf16: each of 16 lanes is an output row: a chain of fma over the k of a block,
+ * blocks added in order. A tile of 6 activation rows keeps 12 sums, 2 weight vectors and a broadcast in 15 of 16
+ * registers. */
 #if defined(__x86_64__)
 #include "avx2.h"
 #include "vec.h"

@@ -9,7 +9,16 @@
 
 #define CLB_INLINE static inline __attribute__((always_inline))
 /* Loops with constant bounds that must become straight code so that small arrays live in registers. */
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define CLB_SANITIZED 1
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CLB_SANITIZED 1
+#endif
 #if defined(CLB_UNROLL) /* the emulation leaves loops as they are */
+#elif defined(CLB_SANITIZED) /* so do sanitizer builds: a check per unrolled access takes a minute to compile */
+#define CLB_UNROLL
 #elif defined(__clang__)
 #define CLB_UNROLL _Pragma("clang loop unroll(full)")
 #else

@@ -1,5 +1,6 @@
-/* AVX-512 GEMM of one panel in f32, f16 and bf16: the 16 lanes of a zmm are the panel's output rows, one fma per k in k
- * order with the activation broadcast from memory. One tile function per height up to 16 activation rows. */
+/* AVX-512 GEMM of one panel in f32, f16 and bf16: the 16 lanes of a zmm are the panel's output rows: a chain of fma over
+ * the k of a block with the activation broadcast from memory, blocks added in order. One tile function per height up to
+ * 16 activation rows. */
 #if defined(__x86_64__)
 #include "avx512.h"
 #include "vec.h"
@@ -13,14 +14,14 @@ CLB_INLINE __m512 weights(const uint8_t *p, const int format) { /* 16 weights of
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
 }
 
-/* y[r][16] += blocks [0, n) for r in [0, R); x: float [n][stride] at the tile's first row */
+/* y[r][16] += blocks [0, n), one after another, for r in [0, R); x: float [n][stride] at the tile's first row */
 CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t n, const float *x, size_t stride, const uint32_t R,
                      float *y, size_t ldy) {
     const size_t step = (format == CLB_FMT_f32 ? 4 : 2) * (size_t)CLB_PANEL; /* bytes per k */
-    __m512 acc[TILE];
-    CLB_UNROLL
-    for (uint32_t r = 0; r < R; r++) acc[r] = _mm512_loadu_ps(y + r * ldy);
-    for (; n > 0; n--, x += stride)
+    for (; n > 0; n--, x += stride) {
+        __m512 sum[TILE];
+        CLB_UNROLL
+        for (uint32_t r = 0; r < R; r++) sum[r] = _mm512_setzero_ps();
         for (uint32_t k = 0; k < CLB_BLOCK; k += 2, w += 2 * step) {
             _mm_prefetch((const char *)w + AHEAD, _MM_HINT_T0);
             if (format == CLB_FMT_f32) _mm_prefetch((const char *)w + AHEAD + 64, _MM_HINT_T0);
@@ -29,11 +30,13 @@ CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t n, const float
                 const __m512 v = weights(w + j * step, format);
                 CLB_UNROLL
                 for (uint32_t r = 0; r < R; r++)
-                    acc[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[r * CLB_BLOCK + k + j]), acc[r]);
+                    sum[r] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[r * CLB_BLOCK + k + j]), sum[r]);
             }
         }
-    CLB_UNROLL
-    for (uint32_t r = 0; r < R; r++) _mm512_storeu_ps(y + r * ldy, acc[r]);
+        CLB_UNROLL
+        for (uint32_t r = 0; r < R; r++)
+            _mm512_storeu_ps(y + r * ldy, _mm512_add_ps(_mm512_loadu_ps(y + r * ldy), sum[r]));
+    }
 }
 
 typedef void tile_fn(const uint8_t *w, uint32_t n, const float *x, size_t stride, float *y, size_t ldy);

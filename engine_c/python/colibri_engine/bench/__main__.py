@@ -1,0 +1,5 @@
+"""python -m colibri_engine.bench"""
+
+from . import main
+
+main()
