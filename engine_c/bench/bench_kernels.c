@@ -1,8 +1,7 @@
 /* Speed of the kernels on one thread: bench_kernels [K=4096] [N=4096] [isa ...]
- *   GEMM       one weight matrix [N, K] per format against 1 .. 32 activation rows. GOPS counts 2 per multiply-add; GB/s
- *              is weight bytes per second.
- *   attention  scores and accumulate of `heads` queries over 1024 keys of 128, GB/s of K or V bytes
- * Best of several runs. Without isa names: every vector set this CPU has (ref only if asked for). */
+ *   GEMM       one weight matrix [N, K] per format against 1 .. 32 activation rows. GOPS counts 2 per multiply-add;
+ * GB/s is weight bytes per second. attention  scores and accumulate of `heads` queries over 1024 keys of 128, GB/s of K
+ * or V bytes Best of several runs. Without isa names: every vector set this CPU has (ref only if asked for). */
 #include "../include/colibri.h"
 #include "../src/base/fpenv.h"
 #include "../src/cpu/features.h"
@@ -72,7 +71,8 @@ static double best(run_fn *run, const job_t *j) {
 static void bench_gemm(const clb_kernels_t *t, const char *isa, uint32_t format, uint32_t k, uint32_t n) {
     const clb_format_t *f = clb_format(format);
     uint32_t nb = clb_blocks(k), panels = clb_panels(n);
-    job_t j = {.t = t, .format = format, .n = n, .ld = (size_t)panels * CLB_PANEL, .panel_stride = clb_panel_stride(f, nb)};
+    job_t j = {
+        .t = t, .format = format, .n = n, .ld = (size_t)panels * CLB_PANEL, .panel_stride = clb_panel_stride(f, nb)};
     float *x = memory((size_t)nb * CLB_BLOCK * 4), *w = memory(CLB_BLOCK * CLB_PANEL * 4);
     j.w = memory(j.panel_stride * panels);
     j.y = memory(CAP * j.ld * 4);
@@ -95,7 +95,8 @@ static void bench_gemm(const clb_kernels_t *t, const char *isa, uint32_t format,
 }
 
 static void bench_attention(const clb_kernels_t *t, const char *isa, uint32_t format) {
-    job_t j = {.t = t, .format = format, .x = memory(8 * HEAD * 4), .y = memory(8 * KEYS * 4), .w = memory(KEYS * HEAD * 4)};
+    job_t j = {
+        .t = t, .format = format, .x = memory(8 * HEAD * 4), .y = memory(8 * KEYS * 4), .w = memory(KEYS * HEAD * 4)};
     const char *name = format == COLIBRI_KV_F32 ? "f32" : "f16";
     size_t bytes = (size_t)HEAD * (format == COLIBRI_KV_F32 ? 4 : 2);
     float row[HEAD];

@@ -23,9 +23,10 @@
  *           at once as long as each call has its own workspace, output and sequences; sequences that share KV slabs
  *           must not be written by two calls at once. No global state, no errno, no signals, no stdio.
  * Bits.     The logits of a sequence are a function of (model file, tokens, pinned, window, position mode, KV format)
- *           alone: not of batch neighbours, chunking, slab size, thread count or instruction set. See engine_c/README.md.
- * Evolution. Every struct starts with struct_size, set by the caller to its own sizeof; a newer library treats missing
- *           tail fields as zero. Status values never change meaning. Same major ABI version = drop-in replacement.
+ *           alone: not of batch neighbours, chunking, slab size, thread count or instruction set. See
+ * engine_c/README.md. Evolution. Every struct starts with struct_size, set by the caller to its own sizeof; a newer
+ * library treats missing tail fields as zero. Status values never change meaning. Same major ABI version = drop-in
+ * replacement.
  */
 #ifndef COLIBRI_H
 #define COLIBRI_H
@@ -157,8 +158,8 @@ typedef struct colibri_config {
     uint32_t isa;           /* highest instruction set to use (colibri_isa_t); AUTO = best of this CPU */
     const char *manifest;   /* manifest.json, read during init only; need not be NUL-terminated */
     uint64_t manifest_size; /* bytes */
-    colibri_buffer_t *weights; /* [n_weights], stride weights[0].struct_size, in the order of manifest "files"; experts.bin may have ptr NULL and
-                                  size 0 if expert_fetch is set */
+    colibri_buffer_t *weights; /* [n_weights], stride weights[0].struct_size, in the order of manifest "files";
+                                  experts.bin may have ptr NULL and size 0 if expert_fetch is set */
     uint32_t n_weights;
     uint32_t max_tokens;    /* tokens of one step, over all sequences, >= 1 */
     uint32_t max_sequences; /* sequences of one step, >= 1 */

@@ -1,6 +1,6 @@
 """colibri-bench beside llama.cpp's llama-bench: the same weights, the same machine, alternating pairs.
 
-    python loadtest/peers/compare.py --model MODEL_DIR [-p 256] [-n 32] [-d 0] [-t 2,1] [-b 1,8,16] [--pairs 5] [--json F]
+    python loadtest/peers/compare.py --model MODEL_DIR [-p 256] [-n 32] [-d 0] [-t 2,1] [-b 1,8,16] [--pairs 5]
 
 Each pair probes the machine, then runs both programs once, in turns first; what is reported are medians over the pairs
 and the median of the pairs' ratios, so that a machine that others share moves both sides alike. The GGUF file is made
@@ -68,7 +68,7 @@ class Setting:
     batches: list[int]
     repeats: int
 
-    def keys(self) -> list[Key]:
+    def tests(self) -> list[Key]:
         prefill = [("prefill", 1)] if self.prefill else []
         return prefill + [("decode", b) for b in self.batches if self.decode]
 
@@ -140,7 +140,7 @@ def compare(setting: Setting, pairs: int) -> Iterator[Series]:
     """Runs the pairs of one thread count; yields its tests."""
     isa = available()[-1]
     series = {k: Series(k[0], setting.prefill if k[0] == "prefill" else setting.decode, setting.depth, k[1],
-                        setting.threads) for k in setting.keys()}
+                        setting.threads) for k in setting.tests()}
     for pair in range(pairs):
         read = probe.measure(isa, setting.threads).read / 1e9
         llama = setting.llama() if pair % 2 else None

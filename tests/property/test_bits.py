@@ -7,6 +7,7 @@ change is tests/unit/engine/test_fpenv.c.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 
 ISAS = [name for name, level in ISA_NAMES.items() if level <= lib.colibri_best_isa()]
 NAN_BYTES = 0xFF  # NaN as f16 and as f32
-EXAMPLES, MANY_EXAMPLES = 6, 120
+EXAMPLES, MANY_EXAMPLES = 6, int(os.environ.get("COLIBRI_EXAMPLES", 120))  # the latter under `-m full`
 
 
 @dataclass(frozen=True)

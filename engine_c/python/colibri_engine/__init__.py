@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 # public name -> module of this package that defines it
 _EXPORTS = {
     "Engine": "engine",
+    "Callbacks": "callbacks",
     "Manifest": "container",
     "ColibriError": "errors",
     "ConversionError": "errors",

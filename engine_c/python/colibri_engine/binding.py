@@ -27,11 +27,14 @@ def choice(table: Mapping[str, int], value: str, field: str) -> int:
 
 
 def new(kind: str, **fields: Any) -> Any:
-    """A zeroed C struct with struct_size set."""
+    """A zeroed C struct with struct_size set; ValueError for a number that does not fit its field."""
     struct = ffi.new(kind + " *")
     struct.struct_size = ffi.sizeof(kind)
     for name, value in fields.items():
-        setattr(struct, name, value)
+        try:
+            setattr(struct, name, value)
+        except OverflowError:
+            raise ValueError(f"{name} is {value}; it is negative or too large") from None
     return struct
 
 
@@ -64,6 +67,13 @@ def token_array(tokens: Iterable[int]) -> np.ndarray:
     if array.size and (int(array.min()) < 0 or int(array.max()) > 0xFFFFFFFF):
         raise ValueError("tokens must be in [0, 2^32)")
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def unsigned(value: int, field: str) -> int:
+    """value, if it fits 32 bits; ValueError naming the field otherwise."""
+    if not 0 <= value <= 0xFFFFFFFF:
+        raise ValueError(f"{field} is {value}; it must be in [0, 2^32)")
+    return value
 
 
 def pointer(array: np.ndarray | None, kind: str) -> Any:

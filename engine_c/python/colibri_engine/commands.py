@@ -194,7 +194,7 @@ def _attending(command: Callable[..., Any]) -> Callable[..., Any]:
               help="Cut the text into windows of this many tokens; 0: one text.")
 @click.option("--long", "window_tokens", flag_value=0, type=int, help="The same as --window-tokens 0.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first windows (tokens, if it is one text).")
-@click.option("--second-half", is_flag=True, help="Score only the second half of each window, as llama-perplexity.")
+@click.option("--second-half", is_flag=True, help="Score only the second half of each window.")
 @_attending
 @click.option("--threads", type=click.IntRange(1, 1024), help="Default: the usable physical cores.")
 @click.option("--routing", type=click.Choice(["float", "int8"]), default="float", show_default=True)

@@ -7,6 +7,7 @@ Every call releases the GIL while C works. An Engine serves one thread at a time
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 
 from . import binding
 from ._colibri import ffi, lib
-from .binding import Buffer, Sample, Sampling, check, choice, new, pointer, token_array
+from .binding import Buffer, Sample, Sampling, check, choice, new, pointer, token_array, unsigned
 from .callbacks import Callbacks, Monitor
 from .errors import EngineError
 from .sequence import Attention, KvArena, Sequence
@@ -74,12 +75,13 @@ class Engine:
         "int8" uses the quantised routing table; ``progress`` and ``expert_tokens`` count, see the properties."""
         if threads < 1:
             raise ValueError(f"threads is {threads}; it must be at least 1")
-        self._pool, self._model, self._host = ffi.NULL, ffi.NULL, None
+        self.path = Path(path)
+        self._pool, self._handle, self._host = ffi.NULL, ffi.NULL, None
         self._err = new("colibri_error_t")
         self._callbacks = callbacks or Callbacks()
         host = new_host_model()
         flags = lib.COLIBRI_MAP_HUGEPAGE | lib.COLIBRI_MAP_DONTDUMP | (lib.COLIBRI_MAP_POPULATE if populate else 0)
-        check(lib.colibri_host_load(str(path).encode(), flags, host, self._err), self._err)
+        check(lib.colibri_host_load(os.fsencode(path), flags, host, self._err), self._err)
         self._host = host
         try:
             self._config = self._configure(threads, isa, kv_format, slab_tokens, max_tokens, max_sequences, max_context)
@@ -87,6 +89,9 @@ class Engine:
             self._monitor = Monitor(self._config, progress, self._expert_grid() if expert_tokens else None)
             self._init()
             self._routing = self._build_routing(choice({"float": 0, "int8": 1}, routing, "routing"))
+        except EngineError as e:
+            self.close()
+            raise self._with_path(e) from None
         except BaseException:
             self.close()
             raise
@@ -97,12 +102,22 @@ class Engine:
         return cls(path, threads, **options)
 
     def _manifest(self) -> dict[str, Any]:
-        return json.loads(bytes(ffi.buffer(self._host.manifest, self._host.manifest_size)))
+        try:
+            return json.loads(bytes(ffi.buffer(self._host.manifest, self._host.manifest_size)))
+        except (ValueError, RecursionError):
+            raise EngineError(lib.COLIBRI_MANIFEST, "is not well-formed JSON") from None
+
+    def _with_path(self, e: EngineError) -> EngineError:
+        """What the library found in a manifest, with the manifest's name."""
+        if e.status not in (lib.COLIBRI_MANIFEST, lib.COLIBRI_TENSOR, lib.COLIBRI_UNSUPPORTED):
+            return e
+        return EngineError(e.status, f"{self.path}/manifest.json: {e}")
 
     def _own_kv_format(self) -> str:
         return "f32" if self._manifest().get("quantization") == "f32" else "f16"
 
     def _expert_grid(self) -> tuple[int, int]:
+        check(lib.colibri_init_size(self._config, ffi.new("uint64_t *"), self._err), self._err)  # geometry is possible
         geometry = self._manifest()["geometry"]
         return geometry["layers"], geometry["experts"]
 
@@ -137,7 +152,7 @@ class Engine:
         self._config.view = self._view.c
         model = ffi.new("colibri_model_t **")
         check(lib.colibri_init(self._config, model, self._err), self._err)
-        self._model = model[0]
+        self._handle = model[0]
         self._callbacks.raise_failure()
         self.info = _read_info(self._model)
         lib.colibri_workspace_size(self._model, size)
@@ -160,12 +175,19 @@ class Engine:
 
     def close(self) -> None:
         """Releases the model. Idempotent."""
-        lib.colibri_unload(self._model)
+        lib.colibri_unload(self._handle)
         lib.colibri_pool_destroy(self._pool)
-        self._model, self._pool = ffi.NULL, ffi.NULL
+        self._handle, self._pool = ffi.NULL, ffi.NULL
         if self._host is not None:
             lib.colibri_host_unload(self._host, self._err)
             self._host = None
+
+    @property
+    def _model(self) -> Any:
+        """The open handle."""
+        if not self._handle:
+            raise EngineError(lib.COLIBRI_INVALID_ARGUMENT, f"{self.path}: the engine is closed; open it again")
+        return self._handle
 
     def __enter__(self) -> Engine:
         return self
@@ -197,8 +219,9 @@ class Engine:
     def attention(self, pinned: int | None, window: int | None, positions: str) -> Attention:
         """Mask parameters with None = the model's own."""
         own_p, own_w = self.info.pinned, self.info.window
-        chosen = Attention(own_p if pinned is None and window is None else pinned or 0,
-                           own_w if window is None else window, choice(binding.POSITIONS, positions, "positions"))
+        chosen = Attention(unsigned(own_p if pinned is None and window is None else pinned or 0, "pinned"),
+                           unsigned(own_w if window is None else window, "window"),
+                           choice(binding.POSITIONS, positions, "positions"))
         if chosen.pinned and not chosen.window:
             raise ValueError(f"pinned is {chosen.pinned} but window is 0 (full attention); give a window too")
         return chosen
@@ -247,12 +270,24 @@ class Engine:
         if rows * self.info.vocab * 4 > self._output.size:
             self._output = Buffer(lib.COLIBRI_OUTPUT, rows * self.info.vocab * 4)
 
+    def _step_tokens(self, chunk: int | None) -> int:
+        if chunk is not None and chunk < 1:
+            raise ValueError(f"chunk is {chunk}; it must be at least 1")
+        return min(chunk or self.max_tokens, self.max_tokens)
+
+    def _row(self, logits: np.ndarray) -> np.ndarray:
+        """Raw logits as C reads them; anything but [vocab] is refused."""
+        row = np.ascontiguousarray(logits, dtype=np.float32)
+        if row.shape != (self.info.vocab,):
+            raise ValueError(f"logits have shape {row.shape}; it must be ({self.info.vocab},)")
+        return row
+
     def _chunks(self, tokens: np.ndarray, attention: Attention, first: int,
                 chunk: int | None) -> Iterator[tuple[int, np.ndarray]]:
         """Runs a text through the model; yields (position, logits [rows, vocab]) for positions >= first."""
         if not len(tokens):
             raise ValueError("tokens is empty")
-        step = min(chunk or self.max_tokens, self.max_tokens)
+        step = self._step_tokens(chunk)
         sequence = Sequence(attention, self.info.slab_tokens)
         arena = self.arena(sequence.slabs_needed(len(tokens), step))
         for at in range(0, len(tokens), step):
@@ -283,15 +318,17 @@ class Engine:
 
     def score(self, logits: np.ndarray, token: int, logprobs: int = 0) -> Sample:
         """Log probability of ``token`` and of the best alternatives under raw logits [vocab]."""
-        row = np.ascontiguousarray(logits, dtype=np.float32)
+        row = self._row(logits)
         sample = new("colibri_sample_t")
-        check(lib.colibri_score(self._model, pointer(row, "float"), token, logprobs, sample, self._err), self._err)
+        check(lib.colibri_score(self._model, pointer(row, "float"), unsigned(token, "token"), unsigned(logprobs, "logprobs"),
+                                sample, self._err), self._err)
         return binding.read_sample(sample, True)
 
     def sample(self, logits: np.ndarray, sampling: Sampling, position: int, prompt: np.ndarray | None = None,
                generated: np.ndarray | None = None) -> Sample:
         """Draws the token of ``position`` from raw logits [vocab]."""
-        row = np.ascontiguousarray(logits, dtype=np.float32)
+        row = self._row(logits)
+        prompt, generated = (None if ids is None else token_array(ids) for ids in (prompt, generated))
         mask = sampling.mask(self.info.vocab)
         bias = sampling.logit_bias or {}
         ids, values = token_array(bias.keys()), np.array(list(bias.values()), dtype=np.float32)
@@ -315,7 +352,7 @@ class Engine:
         if not len(prompt):
             raise ValueError("tokens is empty")
         sequence = Sequence(self.attention(pinned, window, positions), self.info.slab_tokens)
-        step = min(chunk or self.max_tokens, self.max_tokens)
+        step = self._step_tokens(chunk)
         arena = self.arena(sequence.slabs_needed(len(prompt) + max_tokens, step))
         generated, fresh = np.empty(max_tokens, dtype=np.uint32), prompt
         for count in range(max_tokens):

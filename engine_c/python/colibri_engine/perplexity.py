@@ -1,8 +1,9 @@
 """Perplexity of a text, and what int8 routing does to it.
 
 A text is cut into consecutive windows without overlap, no BOS is added, and each token but a window's first is scored
-given the window's tokens before it. "second half" averages the predictions of tokens n/2 ... n-1 of each window, as
-llama-perplexity does. With window_tokens 0 the whole text is one window, which is what pinned + window masks are for.
+given the window's tokens before it. "second half" averages the predictions of tokens n/2 ... n-1 of each window
+(llama-perplexity does the same without the first of these). With window_tokens 0 the whole text is one window, which is
+what pinned + window masks are for.
 """
 
 from __future__ import annotations
@@ -186,8 +187,11 @@ class _Routes:
     """The set of experts of every (token, layer), from the engine's counters after steps of one token."""
 
     def __init__(self, engine: Engine) -> None:
-        self._counters = engine.expert_tokens
-        self.sets: list[npt.NDArray[np.bool_]] = []
+        counters = engine.expert_tokens
+        if counters is None:
+            raise ValueError("routes can be noted only of an engine opened with expert_tokens=True")
+        self._counters = counters
+        self.sets: list[np.ndarray] = []
 
     def note(self) -> None:
         self.sets.append(self._counters > 0)

@@ -32,10 +32,12 @@ class KvArena:
     def free(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
-        if not self._free:
-            raise EngineError(lib.COLIBRI_KV_SLAB, "the KV arena has no free slab; open a larger one")
-        return self._free.pop()
+    def take(self, count: int) -> list[int]:
+        """All of them or, with EngineError, none."""
+        if count > len(self._free):
+            raise EngineError(lib.COLIBRI_KV_SLAB, f"the KV arena has {len(self._free)} free slabs, {count} are needed; "
+                              "open a larger one")  # fmt: skip
+        return [self._free.pop() for _ in range(count)]
 
     def give(self, slab: int) -> None:
         self._free.append(slab)
@@ -62,7 +64,7 @@ class Sequence:
     def reserve(self, arena: KvArena, tokens: int) -> None:
         need = -(-(self.position + tokens) // self._slab_tokens)
         if need > len(self._table):
-            fresh = [arena.take() for _ in range(need - len(self._table))]
+            fresh = arena.take(need - len(self._table))
             self._table = np.concatenate([self._table, np.array(fresh, dtype=np.uint32)])
 
     def describe(self, entry: Any, tokens: np.ndarray, wanted: int) -> None:

@@ -5,23 +5,25 @@
 #include "api.h"
 #include <string.h>
 
-#define BAD(field_format, ...) clb_fail(err, COLIBRI_INVALID_ARGUMENT, "sequences[%u]." field_format, (uint64_t)i, __VA_ARGS__)
+#define BAD(field_format, ...)                                                                                         \
+    clb_fail(err, COLIBRI_INVALID_ARGUMENT, "sequences[%u]." field_format, (uint64_t)i, __VA_ARGS__)
 
 static colibri_status_t check_range(const colibri_model_t *m, const colibri_sequence_t *s, uint32_t i,
                                     colibri_error_t *err) {
     if (!s->n_tokens || !s->tokens) return BAD("n_tokens is 0 or tokens is NULL%s", "");
     if (s->logits_from > s->n_tokens)
         return BAD("logits_from is %u; at most n_tokens = %u", (uint64_t)s->logits_from, (uint64_t)s->n_tokens);
-    if (s->positions > COLIBRI_POSITIONS_ABSOLUTE) return BAD("positions is %u; it must be 0 or 1", (uint64_t)s->positions);
+    if (s->positions > COLIBRI_POSITIONS_ABSOLUTE)
+        return BAD("positions is %u; it must be 0 or 1", (uint64_t)s->positions);
     if (s->pinned && !s->window) return BAD("pinned is %u but window is 0 (full attention)", (uint64_t)s->pinned);
     uint64_t end = (uint64_t)s->position + s->n_tokens, visible = end;
     if (end > m->config.max_context)
-        return clb_fail(err, COLIBRI_CONTEXT, "sequences[%u] ends at position %u; config.max_context is %u", (uint64_t)i,
-                        end, (uint64_t)m->config.max_context);
+        return clb_fail(err, COLIBRI_CONTEXT, "sequences[%u] ends at position %u; config.max_context is %u",
+                        (uint64_t)i, end, (uint64_t)m->config.max_context);
     if (s->window && visible > (uint64_t)s->pinned + s->window) visible = (uint64_t)s->pinned + s->window;
     if (visible > m->config.max_visible)
-        return clb_fail(err, COLIBRI_CONTEXT, "sequences[%u] sees %u keys; config.max_visible is %u", (uint64_t)i, visible,
-                        (uint64_t)m->config.max_visible);
+        return clb_fail(err, COLIBRI_CONTEXT, "sequences[%u] sees %u keys; config.max_visible is %u", (uint64_t)i,
+                        visible, (uint64_t)m->config.max_visible);
     return COLIBRI_OK;
 }
 
@@ -29,8 +31,8 @@ static colibri_status_t check_tokens(const colibri_model_t *m, const colibri_seq
                                      colibri_error_t *err) {
     for (uint32_t t = 0; t < s->n_tokens; t++)
         if (s->tokens[t] >= m->g.vocab)
-            return clb_fail(err, COLIBRI_TOKEN_RANGE, "sequences[%u].tokens[%u] is %u; the vocabulary has %u", (uint64_t)i,
-                            (uint64_t)t, (uint64_t)s->tokens[t], (uint64_t)m->g.vocab);
+            return clb_fail(err, COLIBRI_TOKEN_RANGE, "sequences[%u].tokens[%u] is %u; the vocabulary has %u",
+                            (uint64_t)i, (uint64_t)t, (uint64_t)s->tokens[t], (uint64_t)m->g.vocab);
     return COLIBRI_OK;
 }
 
@@ -44,17 +46,18 @@ static colibri_status_t check_slabs(const colibri_sequence_t *s, uint32_t i, uin
     return COLIBRI_OK;
 }
 
-/* With an eviction callback positions before the step may have no slab; the rest of the table is checked all the same. */
+/* With an eviction callback positions before the step may have no slab; the rest of the table is checked all the same.
+ */
 static colibri_status_t check_table(const colibri_model_t *m, const colibri_sequence_t *s, uint32_t i, uint64_t slabs,
                                     colibri_error_t *err) {
     uint32_t T = m->config.slab_tokens, end = s->position + s->n_tokens, from = 0, pinned_end = 0;
     if (!s->slabs || s->n_slabs < (end + T - 1) / T)
-        return clb_fail(err, COLIBRI_KV_SLAB, "sequences[%u] has %u slabs; %u positions of %u a slab need %u", (uint64_t)i,
-                        (uint64_t)s->n_slabs, (uint64_t)end, (uint64_t)T, ((uint64_t)end + T - 1) / T);
+        return clb_fail(err, COLIBRI_KV_SLAB, "sequences[%u] has %u slabs; %u positions of %u a slab need %u",
+                        (uint64_t)i, (uint64_t)s->n_slabs, (uint64_t)end, (uint64_t)T, ((uint64_t)end + T - 1) / T);
     for (uint32_t j = 0; j < (end + T - 1) / T; j++)
         if (s->slabs[j] != COLIBRI_NO_SLAB && s->slabs[j] >= slabs)
-            return clb_fail(err, COLIBRI_KV_SLAB, "sequences[%u].slabs[%u] is %u; the arena has %u", (uint64_t)i, (uint64_t)j,
-                            (uint64_t)s->slabs[j], slabs);
+            return clb_fail(err, COLIBRI_KV_SLAB, "sequences[%u].slabs[%u] is %u; the arena has %u", (uint64_t)i,
+                            (uint64_t)j, (uint64_t)s->slabs[j], slabs);
     if (m->config.kv_evict || m->config.kv_keep) return check_slabs(s, i, s->position, end, T, slabs, err);
     if (s->window && s->position + 1ull > (uint64_t)s->pinned + s->window) {
         from = s->position + 1 - s->window;
@@ -69,15 +72,17 @@ static colibri_status_t check_sequences(const colibri_model_t *m, const colibri_
     clb_step_t view = {.batch = (colibri_batch_t *)(uintptr_t)b};
     uint64_t n = 0, out = 0, slabs = b->kv->size / m->slab_bytes;
     if (!b->sequences || !b->n_sequences || b->n_sequences > m->config.max_sequences)
-        return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "batch.n_sequences is %u; it must be 1..%u (config.max_sequences)",
-                        (uint64_t)b->n_sequences, (uint64_t)m->config.max_sequences);
+        return clb_fail(err, COLIBRI_INVALID_ARGUMENT,
+                        "batch.n_sequences is %u; it must be 1..%u (config.max_sequences)", (uint64_t)b->n_sequences,
+                        (uint64_t)m->config.max_sequences);
     CLB_TRY(clb_struct_check(b->sequences, CLB_MIN_SEQUENCE, "sequences[0]", err));
     if (b->sequences->struct_size % _Alignof(colibri_sequence_t))
         return clb_fail(err, COLIBRI_STRUCT_SIZE, "sequences[0].struct_size is not a multiple of its alignment");
     for (uint32_t i = 0; i < b->n_sequences; i++) {
         const colibri_sequence_t *s = clb_sequence(&view, i);
         if (s->struct_size != b->sequences->struct_size)
-            return clb_fail(err, COLIBRI_STRUCT_SIZE, "sequences[%u].struct_size differs from sequences[0]'s", (uint64_t)i);
+            return clb_fail(err, COLIBRI_STRUCT_SIZE, "sequences[%u].struct_size differs from sequences[0]'s",
+                            (uint64_t)i);
         CLB_TRY(check_range(m, s, i, err));
         CLB_TRY(check_tokens(m, s, i, err));
         CLB_TRY(check_table(m, s, i, slabs, err));

@@ -70,8 +70,8 @@ static colibri_status_t pack_all(const matrix_t *m, uint8_t *out, colibri_error_
             if (pack_block(m, p, b, panel + b * m->f->block_bytes))
                 return clb_fail(err, COLIBRI_WEIGHT_RANGE,
                                 "rows %u..%u, columns %u..%u hold a value that is not finite or does not fit %s",
-                                p * CLB_PANEL, p * CLB_PANEL + CLB_PANEL - 1, b * CLB_BLOCK, b * CLB_BLOCK + CLB_BLOCK - 1,
-                                m->f->name);
+                                p * CLB_PANEL, p * CLB_PANEL + CLB_PANEL - 1, b * CLB_BLOCK,
+                                b * CLB_BLOCK + CLB_BLOCK - 1, m->f->name);
     }
     return COLIBRI_OK;
 }
@@ -112,7 +112,8 @@ colibri_status_t colibri_panel_unpack(const char *format, uint64_t rows, uint64_
     size_t stride = clb_panel_stride(m.f, clb_blocks((uint32_t)cols));
     clb_fpenv_t env = clb_fpenv_enter();
     for (uint64_t r = 0; r < rows; r++)
-        m.f->row((const uint8_t *)panels + r / CLB_PANEL * stride, (uint32_t)(r % CLB_PANEL), (uint32_t)cols, w + r * cols);
+        m.f->row((const uint8_t *)panels + r / CLB_PANEL * stride, (uint32_t)(r % CLB_PANEL), (uint32_t)cols,
+                 w + r * cols);
     clb_fpenv_leave(env);
     return COLIBRI_OK;
 }

@@ -41,7 +41,8 @@ static float noise(bench_t *t) {
 
 static clb_matrix_t take_matrix(bench_t *t, uint32_t id, uint32_t rows, uint32_t cols, float scale) {
     const clb_format_t *f = clb_format(id);
-    clb_matrix_t w = {f, NULL, 0, clb_panel_stride(f, clb_blocks(cols)), id, rows, cols, clb_blocks(cols), clb_panels(rows)};
+    clb_matrix_t w = {
+        f, NULL, 0, clb_panel_stride(f, clb_blocks(cols)), id, rows, cols, clb_blocks(cols), clb_panels(rows)};
     uint8_t *data = clb_take(&t->mem, w.panels, w.stride);
     float block[CLB_BLOCK * CLB_PANEL];
     for (uint32_t p = 0; data && p < w.panels; p++) {
@@ -152,7 +153,8 @@ uint64_t colibri_selftest_size(void) {
     return most;
 }
 
-static colibri_status_t draw(bench_t *t, const float *logits, uint64_t position, uint32_t *token, colibri_error_t *err) {
+static colibri_status_t draw(bench_t *t, const float *logits, uint64_t position, uint32_t *token,
+                             colibri_error_t *err) {
     colibri_sampling_t how = {.struct_size = sizeof how, .temperature = 0.8f, .top_k = 40, .top_p = 0.95f, .seed = 7,
                               .position = position, .n_logprobs = 3};
     colibri_sample_t sample = {.struct_size = sizeof sample};
@@ -231,6 +233,7 @@ colibri_status_t colibri_selftest(uint32_t isa, colibri_buffer_t *workspace, uin
     clb_sha256_final(&t.hash, digest);
     clb_buffer_release(workspace);
     if (status != COLIBRI_OK) return status;
-    return differs(digest) ? clb_fail(err, COLIBRI_SELFTEST, "the digest differs from the numerics fingerprint %s", fingerprint)
-                           : COLIBRI_OK;
+    return differs(digest)
+               ? clb_fail(err, COLIBRI_SELFTEST, "the digest differs from the numerics fingerprint %s", fingerprint)
+               : COLIBRI_OK;
 }

@@ -175,7 +175,12 @@ static void attend(const query_t *q, uint32_t t) {
 
 static query_t query_at(clb_step_t *st, uint32_t layer, uint32_t t, uint32_t head, clb_lane_t *lane) {
     uint32_t s = st->tokens[t].seq;
-    return (query_t){st, clb_sequence(st, s), st->keep ? st->keep + (size_t)s * st->keep_words : NULL, lane, layer, head,
+    return (query_t){st,
+                     clb_sequence(st, s),
+                     st->keep ? st->keep + (size_t)s * st->keep_words : NULL,
+                     lane,
+                     layer,
+                     head,
                      st->m->g.heads / st->m->g.kv_heads};
 }
 

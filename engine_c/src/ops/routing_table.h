@@ -1,5 +1,5 @@
-/* The optional int8 routing table: per layer [panels] of { scale f32 [16], zero f32 [16], q int8 [k padded][16] }, where
- * w is approximately scale * q + zero with the row's minimum at -128 and its maximum at 127. */
+/* The optional int8 routing table: per layer [panels] of { scale f32 [16], zero f32 [16], q int8 [k padded][16] },
+ * where w is approximately scale * q + zero with the row's minimum at -128 and its maximum at 127. */
 #ifndef CLB_ROUTING_TABLE_H
 #define CLB_ROUTING_TABLE_H
 #include "../model/model.h"

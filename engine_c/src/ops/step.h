@@ -84,7 +84,8 @@ void clb_step_fail(clb_step_t *st, colibri_status_t status); /* first one wins *
 static inline int clb_step_ok(const clb_step_t *st) { return __atomic_load_n(&st->status, __ATOMIC_RELAXED) == 0; }
 static inline void clb_flag(clb_step_t *st, uint32_t seq) { __atomic_store_n(&st->bad[seq], 1u, __ATOMIC_RELAXED); }
 static inline colibri_sequence_t *clb_sequence(const clb_step_t *st, uint32_t i) {
-    return (colibri_sequence_t *)(void *)((uint8_t *)st->batch->sequences + (size_t)i * st->batch->sequences->struct_size);
+    return (colibri_sequence_t *)(void *)((uint8_t *)st->batch->sequences +
+                                          (size_t)i * st->batch->sequences->struct_size);
 }
 
 /* ---- operations, in the order of a layer ---- */

@@ -192,7 +192,8 @@ typedef struct run {
 
 typedef struct buffers { colibri_buffer_t view, workspace, kv, output; } buffers_t;
 
-static colibri_status_t step(colibri_model_t *m, buffers_t *b, uint32_t position, uint32_t n, float *out, uint32_t vocab) {
+static colibri_status_t step(colibri_model_t *m, buffers_t *b, uint32_t position, uint32_t n, float *out,
+                             uint32_t vocab) {
     uint32_t tokens[TOKENS], slabs[SLABS] = {2, 0, 3, 1};
     for (uint32_t i = 0; i < n; i++) tokens[i] = (position + i) * 7 % vocab;
     colibri_sequence_t s = {.struct_size = sizeof s, .n_tokens = n, .tokens = tokens, .position = position, .id = 41,
@@ -318,7 +319,8 @@ static void test_lease_faults(const sample_t *s, const weights_t *w) {
 static void test_absent_experts(const sample_t *s, const weights_t *w) {
     host_t h = {.sample = s, .fault_layer = -1};
     uint64_t n;
-    colibri_buffer_t files[2] = {buffer(COLIBRI_WEIGHTS, w->file[0], s->file_bytes[0]), buffer(COLIBRI_WEIGHTS, NULL, 0)};
+    colibri_buffer_t files[2] = {buffer(COLIBRI_WEIGHTS, w->file[0], s->file_bytes[0]),
+                                 buffer(COLIBRI_WEIGHTS, NULL, 0)};
     colibri_config_t c = {.struct_size = sizeof c, .manifest = s->text, .manifest_size = s->size, .weights = files,
                           .n_weights = 2, .max_tokens = 1, .max_sequences = 1, .max_context = 16, .user = &h};
     CHECK(colibri_init_size(&c, &n, NULL) != COLIBRI_OK);
@@ -331,7 +333,7 @@ static void test_absent_experts(const sample_t *s, const weights_t *w) {
 }
 
 static void test_evictions(const sample_t *s, const weights_t *w) {
-    host_t all = {.sample = s}, list = {.sample = s, .hide_from = 3, .hide_length = 9}, range = list, idle = {.sample = s};
+    host_t all = {.sample = s}, idle = all, list = {.sample = s, .hide_from = 3, .hide_length = 9}, range = list;
     run_t whole = RUN(&all, .threads = 1);
     run_t kept = RUN(&list, .threads = 1, .kv_keep = on_keep, .kv_mass = on_mass);
     run_t cut = RUN(&range, .threads = 1, .kv_evict = on_evict);
@@ -339,7 +341,7 @@ static void test_evictions(const sample_t *s, const weights_t *w) {
     CHECK(same(&kept, &cut) && same(&whole, &nothing));
     CHECK(!all.wrong && !list.wrong && !range.wrong && !idle.wrong);
     CHECK(list.n_kept == 2 * s->g.layers && range.n_evicted == 2 * s->g.layers && list.n_mass == 2 * s->g.layers);
-    size_t first = (size_t)TOKENS * s->g.vocab; /* the first step's own tokens cannot be hidden, the second's past can */
+    size_t first = (size_t)TOKENS * s->g.vocab; /* a step's own tokens cannot be hidden, the second step's past can */
     CHECK(!memcmp(whole.logits, kept.logits, first * 4));
     CHECK(memcmp(whole.logits + first, kept.logits + first, s->g.vocab * 4));
     CHECK(!strcmp(whole.info.numerics_class, "exact") && !strcmp(kept.info.numerics_class, "evicting"));
@@ -373,7 +375,8 @@ static void test_cancel(const sample_t *s, const weights_t *w) {
     uint64_t before = 0;
     for (uint32_t at = 1; at <= whole.n_loops; at++) { /* before each phase of both steps */
         host_t h = {.sample = s, .cancel_in_loop = (int)at, .fault_layer = -1};
-        run_t r = RUN(&h, .threads = THREADS, .parallel_for = serial, .expert_fetch = on_fetch, .expert_release = on_release);
+        run_t r = RUN(&h, .threads = THREADS, .parallel_for = serial, .expert_fetch = on_fetch,
+                      .expert_release = on_release);
         CHECK(r.status == COLIBRI_CANCELLED && h.n_loops == at);
         CHECK(h.progress > before && h.progress <= whole.progress);
         CHECK(h.n_released == h.n_fetched && !h.wrong);

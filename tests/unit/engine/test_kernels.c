@@ -1,6 +1,6 @@
-/* Every kernel slot of every instruction set this machine can run, compared with ref as bytes: random shapes, odd tails,
- * extreme values. Slots come from kernels.def, formats.def and the KV formats, so a new one is tested by being declared.
- * A build with CLB_EMULATE_AVX512 runs the AVX-512 kernels through an emulation header on any CPU. */
+/* Every kernel slot of every instruction set this machine can run, compared with ref as bytes: random shapes, odd
+ * tails, extreme values. Slots come from kernels.def, formats.def and the KV formats, so a new one is tested by being
+ * declared. A build with CLB_EMULATE_AVX512 runs the AVX-512 kernels through an emulation header on any CPU. */
 #include "../../../engine_c/include/colibri.h"
 #include "../../../engine_c/src/base/fp.h"
 #include "../../../engine_c/src/base/fpenv.h"
@@ -124,7 +124,8 @@ static int same_act(uint32_t kind, size_t blocks) {
 
 static void check_pack(uint32_t kind, kind_t values) {
     static float x[MAX_NB * CLB_BLOCK];
-    uint32_t nb = 1 + pick(MAX_NB), n = nb * CLB_BLOCK - pick(CLB_BLOCK), cap = 1 + pick(MAX_ROWS), spare = pick(MAX_NB - nb + 1);
+    uint32_t nb = 1 + pick(MAX_NB), n = nb * CLB_BLOCK - pick(CLB_BLOCK), cap = 1 + pick(MAX_ROWS),
+             spare = pick(MAX_NB - nb + 1);
     clb_act_t to_a = act(&a, cap, MAX_NB), to_b = act(&b, cap, MAX_NB);
     uint32_t row = pick(cap);
     memset(&a, 0x5a, sizeof a);
@@ -186,7 +187,8 @@ static void check_formats(void) {
     for (uint32_t id = 0; id < CLB_FORMATS; id++) {
         if (!clb_format(id)) continue;
         for (uint32_t rows = 1; rows <= MAX_ROWS; rows++)
-            for (int repeat = 0; repeat < 4; repeat++) check_gemm(id, rows, repeat == 3 ? (kind_t)(1 + pick(2)) : PLAIN);
+            for (int repeat = 0; repeat < 4; repeat++)
+                check_gemm(id, rows, repeat == 3 ? (kind_t)(1 + pick(2)) : PLAIN);
     }
     for (int i = 0; i < ROUNDS; i++)
         for (uint32_t kind = 0; kind < 2; kind++)

@@ -127,13 +127,30 @@ static void load_refused(const char *manifest, colibri_status_t status, const ch
 
 static void refuses_bad_folders(void) {
     static const char *const malformed[] = {
-        "[]", "{", "{}", "nonsense", "{\"files\"", "{\"files\":", "{\"files\": 3}", "{\"files\": []}", "{\"files\": [1]}",
-        "{\"files\": [{}]}", "{\"files\": [{\"name\": \"dense.bin\"}]}", "{\"files\": [{\"bytes\": 100}]}",
-        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": -1}]}", "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 0}]}",
+        "[]",
+        "{",
+        "{}",
+        "nonsense",
+        "{\"files\"",
+        "{\"files\":",
+        "{\"files\": 3}",
+        "{\"files\": []}",
+        "{\"files\": [1]}",
+        "{\"files\": [{}]}",
+        "{\"files\": [{\"name\": \"dense.bin\"}]}",
+        "{\"files\": [{\"bytes\": 100}]}",
+        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": -1}]}",
+        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 0}]}",
         "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 99999999999999999999}]}",
-        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 1e2}]}", "{\"files\": [{\"name\": 5, \"bytes\": 100}]}",
-        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 100}", "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 100},]}",
-        "{\"a\": ]}", "{\"a\": [[[[", "{\"a\": \"\\", "{\"a\" 1, \"files\": []}"};
+        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 1e2}]}",
+        "{\"files\": [{\"name\": 5, \"bytes\": 100}]}",
+        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 100}",
+        "{\"files\": [{\"name\": \"dense.bin\", \"bytes\": 100},]}",
+        "{\"a\": ]}",
+        "{\"a\": [[[[",
+        "{\"a\": \"\\",
+        "{\"a\" 1, \"files\": []}",
+    };
     for (size_t i = 0; i < sizeof malformed / sizeof *malformed; i++)
         load_refused(malformed[i], COLIBRI_MANIFEST, "files");
     for (size_t n = 1; n < strlen(good_manifest); n++) { /* every truncation: refused, or complete up to "files" */

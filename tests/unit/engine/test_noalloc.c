@@ -1,7 +1,7 @@
 /* A step and a draw allocate nothing and make no system call. Two proofs: every allocation of this process is counted,
  * and a child runs them under strict seccomp, where any system call but read, write, exit and sigreturn kills. */
-#include "micro.h"
 #include "../../../engine_c/host/pool.h"
+#include "micro.h"
 #include <errno.h>
 #include <linux/seccomp.h>
 #include <sys/prctl.h>
@@ -13,8 +13,14 @@ static unsigned long allocations;
 static void count(void) { __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED); }
 static unsigned long counted(void) { return __atomic_load_n(&allocations, __ATOMIC_RELAXED); }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#include <sanitizer/allocator_interface.h>
+#if defined(__has_feature)
+#define CLANG_SANITIZES (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define CLANG_SANITIZES 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || CLANG_SANITIZES
+/* of sanitizer/allocator_interface.h, which some gcc packages lack */
+int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void *, size_t), void (*)(const volatile void *));
 static void on_malloc(const volatile void *p, size_t n) { (void)p, (void)n, count(); }
 static void on_free(const volatile void *p) { (void)p; }
 static void start_counting(void) { CHECK(__sanitizer_install_malloc_and_free_hooks(on_malloc, on_free) != 0); }

@@ -7,6 +7,7 @@ attention's own products, norms and the like, so that a share of 1 is out of rea
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..container import Manifest, TensorEntry
@@ -74,5 +75,5 @@ class _Part:
         return part
 
 
-def _ops(matrices: object) -> float:
-    return float(sum(2 * math.prod(t.shape) for t in matrices))  # type: ignore[attr-defined]
+def _ops(matrices: Iterable[TensorEntry]) -> float:
+    return float(sum(2 * math.prod(t.shape) for t in matrices))

@@ -9,8 +9,6 @@ import click
 from ..commands import reporting
 
 
-
-
 class _Numbers(click.ParamType):
     """1,2,4"""
 
@@ -51,10 +49,10 @@ def bench(folder: Path, prefill: int, decode: int, depths: list[int], threads: l
     """
     from .._colibri import lib
     from . import probe, report
-    from .run import Bench, Result, Test
+    from .run import Bench, Case, Result
 
-    tests = [Test("prefill", prefill, d, 1) for d in depths if prefill]
-    tests += [Test("decode", decode, d, b) for d in depths for b in batches if decode]
+    tests = [Case("prefill", prefill, d, 1) for d in depths if prefill]
+    tests += [Case("decode", decode, d, b) for d in depths for b in batches if decode]
     if not tests:
         raise click.UsageError("-p 0 and -n 0 leave nothing to measure")
     results: list[Result] = []

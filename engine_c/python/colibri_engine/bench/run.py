@@ -20,7 +20,7 @@ CHUNK = 512  # most tokens of a prefill step
 
 
 @dataclass(frozen=True)
-class Test:
+class Case:
     """prefill: n tokens of one stream after `depth` others; decode: n steps of `batch` streams from `depth` on."""
 
     test: str
@@ -52,7 +52,7 @@ class Rewindable(Sequence):
 class Bench:
     """One open engine and what is needed to run tests on it."""
 
-    def __init__(self, folder: Path, threads: int, tests: list[Test], isa: str | None, seed: int = 0) -> None:
+    def __init__(self, folder: Path, threads: int, tests: list[Case], isa: str | None, seed: int = 0) -> None:
         longest = max(t.depth + t.n for t in tests)
         streams = max(t.batch for t in tests)
         self._engine = Engine(folder, threads, isa=isa, max_tokens=max(CHUNK, streams), max_sequences=streams,
@@ -73,7 +73,7 @@ class Bench:
         """The instruction set in use."""
         return self._engine.info.isa
 
-    def run(self, test: Test, ceilings: Ceilings, repeats: int) -> Result:
+    def run(self, test: Case, ceilings: Ceilings, repeats: int) -> Result:
         """One warm-up, then the median of the repeats."""
         streams = [self._stream(test.depth) for _ in range(test.batch)]
         once = self._prefill if test.test == "prefill" else self._decode
@@ -103,7 +103,7 @@ class Bench:
         counters.fill(0)
         return used
 
-    def _prefill(self, test: Test, streams: list[Rewindable]) -> tuple[float, Work]:
+    def _prefill(self, test: Case, streams: list[Rewindable]) -> tuple[float, Work]:
         stream, tokens = streams[0], self._tokens(test.n)
         stream.position, starts = test.depth, range(0, test.n, CHUNK)
         self._experts_read()
@@ -118,7 +118,7 @@ class Bench:
         seconds = time.perf_counter() - begin
         return seconds, self._model.work(test.n, 1, len(starts), experts, keys)
 
-    def _decode(self, test: Test, streams: list[Rewindable]) -> tuple[float, Work]:
+    def _decode(self, test: Case, streams: list[Rewindable]) -> tuple[float, Work]:
         tokens = self._tokens(test.n, test.batch)
         batch = DecodeBatch(streams, self._arena, test.depth, test.n)
         self._experts_read()

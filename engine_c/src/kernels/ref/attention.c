@@ -47,10 +47,12 @@ static void accumulate(load_fn *load, size_t row_bytes, const float *p, size_t l
         }
 }
 
-void clb_ref_attn_scores_f16(const float *q, uint32_t nq, const void *k, uint32_t n, uint32_t hdp, float *s, size_t ld) {
+void clb_ref_attn_scores_f16(const float *q, uint32_t nq, const void *k, uint32_t n, uint32_t hdp, float *s,
+                             size_t ld) {
     scores(load_f16, hdp * 2u, q, nq, k, n, hdp, s, ld);
 }
-void clb_ref_attn_scores_f32(const float *q, uint32_t nq, const void *k, uint32_t n, uint32_t hdp, float *s, size_t ld) {
+void clb_ref_attn_scores_f32(const float *q, uint32_t nq, const void *k, uint32_t n, uint32_t hdp, float *s,
+                             size_t ld) {
     scores(load_f32, hdp * 4u, q, nq, k, n, hdp, s, ld);
 }
 void clb_ref_attn_accumulate_f16(const float *p, size_t ld, uint32_t nq, const void *v, uint32_t n, uint32_t hdp,

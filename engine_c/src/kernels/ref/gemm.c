@@ -19,10 +19,12 @@ static void gemm_float(const clb_format_t *f, const void *panel, uint32_t nb, co
     }
 }
 
-void clb_ref_gemm_f32(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+void clb_ref_gemm_f32(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                      size_t ldy) {
     gemm_float(&clb_format_f32, p, nb, x, row0, rows, y, ldy);
 }
-void clb_ref_gemm_f16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+void clb_ref_gemm_f16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                      size_t ldy) {
     gemm_float(&clb_format_f16, p, nb, x, row0, rows, y, ldy);
 }
 void clb_ref_gemm_bf16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
@@ -76,9 +78,11 @@ static void gemm_ints(ints_fn *ints, size_t block_bytes, const void *panel, uint
     }
 }
 
-void clb_ref_gemm_q8(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+void clb_ref_gemm_q8(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                     size_t ldy) {
     gemm_ints(ints_q8, clb_format_q8.block_bytes, p, nb, x, row0, rows, y, ldy);
 }
-void clb_ref_gemm_q4(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+void clb_ref_gemm_q4(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
+                     size_t ldy) {
     gemm_ints(ints_q4, clb_format_q4.block_bytes, p, nb, x, row0, rows, y, ldy);
 }
