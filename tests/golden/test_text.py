@@ -12,10 +12,10 @@ What was measured on the tiny model's 40 windows (20440 tokens), and why the bar
 On the long text (3000 tokens), f32 weights and KV: at most 1.4e-4 under every mask; with f16 KV perplexities within
 0.044 %.
 
-With KV in f16 a few tokens in a hundred are further away than rounding explains: keys and values move by 2^-11, and where
-the second and third expert of a token are nearly tied that is enough to route it otherwise, here and in every later
-layer. Such a token changes by as much as another expert changes it, in either direction, which is why the perplexity
-stays where it is.
+With KV in f16 a few tokens in a hundred are further away than rounding explains: keys and values move by 2^-11, and
+where the second and third expert of a token are nearly tied that is enough to route it otherwise, here and in every
+later layer. Such a token changes by as much as another expert changes it, in either direction, which is why the
+perplexity stays where it is.
 
 `pytest -m full` adds the other windows, f16 KV under the masks, and the upcycled SmolLM2 (fixtures/smol.py says what
 that needs); COLIBRI_GOLDEN_WINDOWS=n looks at the first n of its 20 windows only.

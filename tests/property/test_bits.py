@@ -1,4 +1,4 @@
-"""The same bits, whatever the instruction set, the chunks, the neighbours in a batch, the threads, the slabs, the memory.
+"""The same bits, whatever the instruction set, chunks, neighbours in a batch, threads, slabs and memory.
 
 Every property compares the logits of one text with those of the reference: instruction set ref, one thread, the text in
 one step, alone, slabs of 64 tokens, KV memory zeroed. All comparisons are of bytes. What a host's FTZ and DAZ do not
@@ -110,7 +110,8 @@ def check(case: Case, chunks: tuple[int, ...], seed: int, ways: Mapping[str, Way
     assert np.isfinite(np.frombuffer(expected, dtype=np.float32)).all()
     for name, way in ways.items():
         for isa in ISAS:
-            actual = replace(way, isa=isa, chunks=chunks if way.chunks else (), neighbours=seed if way.neighbours else 0)
+            drawn = {"chunks": chunks if way.chunks else (), "neighbours": seed if way.neighbours else 0}
+            actual = replace(way, isa=isa, **drawn)
             assert logits(case, actual) == expected, f"{name}: {actual}"
 
 

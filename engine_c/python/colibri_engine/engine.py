@@ -320,8 +320,8 @@ class Engine:
         """Log probability of ``token`` and of the best alternatives under raw logits [vocab]."""
         row = self._row(logits)
         sample = new("colibri_sample_t")
-        check(lib.colibri_score(self._model, pointer(row, "float"), unsigned(token, "token"), unsigned(logprobs, "logprobs"),
-                                sample, self._err), self._err)
+        check(lib.colibri_score(self._model, pointer(row, "float"), unsigned(token, "token"),
+                                unsigned(logprobs, "logprobs"), sample, self._err), self._err)
         return binding.read_sample(sample, True)
 
     def sample(self, logits: np.ndarray, sampling: Sampling, position: int, prompt: np.ndarray | None = None,

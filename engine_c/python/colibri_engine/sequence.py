@@ -35,8 +35,8 @@ class KvArena:
     def take(self, count: int) -> list[int]:
         """All of them or, with EngineError, none."""
         if count > len(self._free):
-            raise EngineError(lib.COLIBRI_KV_SLAB, f"the KV arena has {len(self._free)} free slabs, {count} are needed; "
-                              "open a larger one")  # fmt: skip
+            raise EngineError(lib.COLIBRI_KV_SLAB,
+                              f"the KV arena has {len(self._free)} free slabs, {count} are needed; open a larger one")
         return [self._free.pop() for _ in range(count)]
 
     def give(self, slab: int) -> None:

@@ -204,6 +204,7 @@ static void attend_sequence(clb_step_t *st, const void *arg, uint32_t chunk, clb
                 query_t q = query_at(st, layer, t, head, lane);
                 attend(&q, t);
             }
+        if (!clb_step_ok(st)) return;
         c->kv_mass(c->user, seq->id, (int32_t)layer, n, st->mass);
     }
 }
@@ -230,7 +231,7 @@ static int ask_one(clb_step_t *st, uint32_t s, uint32_t layer) {
 }
 
 static void ask_evictions(clb_step_t *st, uint32_t layer) {
-    for (uint32_t s = 0; st->keep && s < st->batch->n_sequences; s++)
+    for (uint32_t s = 0; st->keep && s < st->batch->n_sequences && clb_step_ok(st); s++)
         if (ask_one(st, s, layer)) clb_step_fail(st, COLIBRI_CALLBACK);
 }
 

@@ -107,6 +107,26 @@ static void check_scalar_slots(void) {
             }
 }
 
+/* exp through exp_sum of one element: every float around both limits, a dense scan between them */
+static void check_exp(float x) {
+    SAME("exp", same64(isa.exp_sum(&x, 1, 0.0f), ref.exp_sum(&x, 1, 0.0f)), PLAIN);
+}
+static void check_exp_range(void) {
+    for (uint32_t i = 0; i < 64; i++) {
+        check_exp(clb_float(clb_bits(CLB_EXP_LO) - 32 + i));
+        check_exp(clb_float(clb_bits(CLB_EXP_HI) - 32 + i));
+    }
+    for (int i = 0; i < 20000; i++) check_exp(96.0f * test_uniform(&seed));
+}
+
+/* only zeros of either sign, then nothing above -0: the largest value must not depend on lanes */
+static void check_max_of_zeros(void) {
+    for (uint32_t n = 1; n <= 40; n++) {
+        for (uint32_t i = 0; i < n; i++) in[0][i] = clb_float((n % 4 && pick(2) ? 0u : 1u) << 31);
+        check_finite_max(n, PLAIN);
+    }
+}
+
 /* --- pack and gemm --------------------------------------------------------------------------------------------- */
 typedef struct side { /* one packed copy of the activations */
     _Alignas(64) uint8_t q[MAX_NB * MAX_ROWS * CLB_BLOCK * 4];
@@ -259,6 +279,8 @@ int main(void) {
         clb_kernels_fill(&isa, i);
         check_no_null(&isa);
         check_scalar_slots();
+        check_exp_range();
+        check_max_of_zeros();
         check_formats();
         check_kv();
     }

@@ -44,14 +44,13 @@ POLICIES = [LeastRecentlyUsed, LeastFrequentlyUsed]
 @pytest.mark.parametrize("policy", [PinnedWindow, PinnedWindowRange])
 @pytest.mark.parametrize(("fmt", "pinned", "window"), [("f32", 5, 19), ("f32", 0, 16), ("q4", 32, 33)])
 def test_pinned_window_policy_equals_the_engines_own_mask(
-    models: Models, policy: type[PinnedWindow], fmt: str, pinned: int, window: int
+    models: Models, policy: type[PinnedWindow | PinnedWindowRange], fmt: str, pinned: int, window: int
 ) -> None:
     tokens = tiny_text(90)
     with Engine(models.tiny(fmt), slab_tokens=SLAB) as engine:
         own = Decoder(engine, 90, pinned, window).run(tokens)
         full = Decoder(engine, 90).run(tokens)
     with Engine(models.tiny(fmt), slab_tokens=SLAB, callbacks=policy(pinned, window)) as engine:
-        assert engine.info.layers == 4
         assert Decoder(engine, 90).run(tokens).tobytes() == own.tobytes()
     assert own[: pinned + window].tobytes() == full[: pinned + window].tobytes()
     assert own[pinned + window].tobytes() != full[pinned + window].tobytes()
