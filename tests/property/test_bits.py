@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 ISAS = [name for name, level in ISA_NAMES.items() if level <= lib.colibri_best_isa()]
 NAN_BYTES = 0xFF  # NaN as f16 and as f32
-EXAMPLES, MANY_EXAMPLES = 6, int(os.environ.get("COLIBRI_EXAMPLES", 120))  # the latter under `-m full`
+EXAMPLES, MANY_EXAMPLES = 12, int(os.environ.get("COLIBRI_EXAMPLES", 300))  # the latter under `-m full`
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,8 @@ def test_json_is_the_documented_list(models: Models) -> None:
 
 
 def test_table_for_people(models: Models) -> None:
-    result = run("--model", models.golden("mixtral_tied_swa"), "-p", 0, "-n", 30, "-t", 1, "-r", 1, "--isa", "ref")
+    result = run("--model", models.golden("mixtral_tied_swa"), "-p", 0, "-n", 30, "-t", 1, "-b", 1, "-r", 1,
+                 "--isa", "ref")
     assert result.exit_code == 0
     machine, head, row = result.stdout.splitlines()
     assert machine.startswith("machine, 1 thread, ref: read ")
@@ -162,7 +163,7 @@ def test_table_for_people(models: Models) -> None:
     assert row.split()[:5] == ["decode", "30", "0", "1", "1"]
 
 
-@pytest.mark.parametrize("args", [["-t", "0"], ["-t", "x"], ["-b", "1,,2"], ["-d", "-1"], ["-r", "0"],
+@pytest.mark.parametrize("args", [["-t", "0"], ["-t", "x"], ["-t", "1025"], ["-b", "1,,2"], ["-d", "-1"], ["-r", "0"],
                                   ["-p", "0", "-n", "0"], ["--isa", "mmx"]])  # fmt: skip
 def test_bad_options_exit_with_2(models: Models, args: list[str]) -> None:
     assert run("--model", models.random(GEOMETRY, "q8"), *args).exit_code == 2

@@ -14,8 +14,8 @@ class _Numbers(click.ParamType):
 
     name = "N,N…"
 
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         if isinstance(value, list):
@@ -24,8 +24,8 @@ class _Numbers(click.ParamType):
             numbers = [int(part) for part in str(value).split(",")]
         except ValueError:
             numbers = []
-        if not numbers or min(numbers) < self._least:
-            self.fail(f"{value!r} is not a list of integers from {self._least}, as in 1,2,4", param, ctx)
+        if not numbers or min(numbers) < self._least or max(numbers) > self._most:
+            self.fail(f"{value!r} is not a list of integers in {self._least}...{self._most}, as in 1,2", param, ctx)
         return numbers
 
 
@@ -33,9 +33,10 @@ class _Numbers(click.ParamType):
 @click.option("--model", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR")
 @click.option("-p", "prefill", type=click.IntRange(0), default=256, show_default=True, help="Tokens to prefill; 0: no.")
 @click.option("-n", "decode", type=click.IntRange(0), default=32, show_default=True, help="Decode steps; 0: no.")
-@click.option("-d", "depths", type=_Numbers(0), default="0", show_default=True, help="Context depths.")
-@click.option("-t", "threads", type=_Numbers(1), help="Thread counts; default: the usable physical cores.")
-@click.option("-b", "batches", type=_Numbers(1), default="1", show_default=True, help="Streams to decode at once.")
+@click.option("-d", "depths", type=_Numbers(0, 1 << 24), default="0", show_default=True, help="Context depths.")
+@click.option("-t", "threads", type=_Numbers(1, 1024), help="Thread counts; default: 1 and all usable cores.")
+@click.option("-b", "batches", type=_Numbers(1, 1 << 16), default="1,8,16", show_default=True,
+              help="Streams to decode at once.")
 @click.option("-r", "repeats", type=click.IntRange(1), default=5, show_default=True, help="Repeats; the median counts.")
 @click.option("--isa", type=click.Choice(["ref", "avx2", "avx512"]), help="Instead of the best (or COLIBRI_ISA).")
 @click.option("--json", "as_json", is_flag=True, help="A list of results on stdout; the machine's rates on stderr.")
@@ -56,7 +57,7 @@ def bench(folder: Path, prefill: int, decode: int, depths: list[int], threads: l
     if not tests:
         raise click.UsageError("-p 0 and -n 0 leave nothing to measure")
     results: list[Result] = []
-    for count in threads or [lib.colibri_host_threads()]:
+    for count in threads or sorted({1, lib.colibri_host_threads()}):
         with Bench(folder, count, tests, isa) as engine:
             ceilings = probe.measure(engine.isa, count)
             click.echo(str(ceilings), err=as_json)

@@ -53,7 +53,8 @@ float clb_avx2_softmax(float *p, uint32_t n) {
     for (uint32_t i = 0; i < n; i += 8) m = _mm256_max_ps(_mm256_loadu_ps(p + i), m); /* a NaN leaves m */
     m = _mm256_set1_ps(max_lane(m));
     for (uint32_t i = 0; i < n; i += 16) {
-        __m256 a = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + i), m)), b = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + i + 8), m));
+        __m256 a = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + i), m));
+        __m256 b = exp8(_mm256_sub_ps(_mm256_loadu_ps(p + i + 8), m));
         _mm256_storeu_ps(p + i, a);
         _mm256_storeu_ps(p + i + 8, b);
         lo = _mm256_add_ps(lo, a);

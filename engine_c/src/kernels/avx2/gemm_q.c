@@ -1,12 +1,12 @@
 /* AVX2 GEMM of one panel in q8 and q4. Each of 16 lanes is an output row; a block gives an exact integer dot and one
  * fma, blocks in order, so every tile shape gives the same bits.
  *
- * q4: u4 x s8 by vpmaddubsw: a pair is at most 2 * 15 * 127 = 3810, all 8 of a block fit 16 bits, one vpmaddwd per block.
+ * q4: u4 x s8 by vpmaddubsw: a pair is at most 2 * 15 * 127 = 3810, the 8 of a block fit 16 bits, one vpmaddwd a block.
  * q8: vpmaddubsw(|w|, sign(x, w)): a pair is at most 2 * 128 * 127 = 32512, widened by vpmaddwd at once.
  *
- * The float accumulators live in y: one load and store per block costs less than spilling integer sums, and the tiles of
- * many rows can take turns on a span of blocks that stays in L1. (Unpacking such a span once for all tiles was measured:
- * +0 to 3 % on Zen 3, not taken.) */
+ * The float accumulators live in y: one load and store per block costs less than spilling integer sums, and the tiles
+ * of many rows can take turns on a span of blocks that stays in L1. (Unpacking such a span once for all tiles was
+ * measured: +0 to 3 % on Zen 3, not taken.) */
 #if defined(__x86_64__)
 #include "avx2.h"
 #include "vec.h"

@@ -105,7 +105,8 @@ CLB_INLINE float tree8(__m256 t) {
 CLB_INLINE __m256 tree8x8(const __m256 t[8]) {
     __m256 b[4], c[2];
     for (int i = 0; i < 4; i++) /* [t_i | t_i+4] */
-        b[i] = _mm256_add_ps(_mm256_permute2f128_ps(t[i], t[i + 4], 0x20), _mm256_permute2f128_ps(t[i], t[i + 4], 0x31));
+        b[i] = _mm256_add_ps(_mm256_permute2f128_ps(t[i], t[i + 4], 0x20),
+                             _mm256_permute2f128_ps(t[i], t[i + 4], 0x31));
     for (int i = 0; i < 2; i++) { /* pairs (b0 + b2, b1 + b3) of trees 2i and 2i + 1 */
         __m256d u = _mm256_castps_pd(b[2 * i]), v = _mm256_castps_pd(b[2 * i + 1]);
         c[i] = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(u, v)), _mm256_castpd_ps(_mm256_unpackhi_pd(u, v)));

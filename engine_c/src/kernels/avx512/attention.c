@@ -7,8 +7,8 @@
 enum { KEYS = 8, SPAN = 32 }; /* keys reduced together; keys per pass over V, so that they stay in L1 */
 
 /* sums[h * KEYS + j] = lanes 0..7 + lanes 8..15 of q[h] . k[j], for H heads and J keys */
-CLB_INLINE void score_tile(const float *q, const uint8_t *k, size_t row_bytes, uint32_t hdp, const int wide, const int H,
-                           const int J, __m256 *sums) {
+CLB_INLINE void score_tile(const float *q, const uint8_t *k, size_t row_bytes, uint32_t hdp, const int wide,
+                           const int H, const int J, __m256 *sums) {
     __m512 acc[4][8];
     CLB_UNROLL
     for (int h = 0; h < H; h++)
@@ -39,7 +39,8 @@ CLB_INLINE void score_keys(const float *q, const uint8_t *k, uint32_t keys, uint
     __m256 sums[4 * KEYS];
     uint32_t j = 0;
     if (keys < KEYS) memset(sums, 0, sizeof sums);
-    for (; j + (uint32_t)J <= keys; j += (uint32_t)J) score_tile(q, k + j * row_bytes, row_bytes, hdp, wide, H, J, sums + j);
+    for (; j + (uint32_t)J <= keys; j += (uint32_t)J)
+        score_tile(q, k + j * row_bytes, row_bytes, hdp, wide, H, J, sums + j);
     for (; j < keys; j++) score_tile(q, k + j * row_bytes, row_bytes, hdp, wide, H, 1, sums + j);
     for (int h = 0; h < H; h++) store_n(scores + (size_t)h * ld, keys, tree8x8(sums + h * KEYS));
 }

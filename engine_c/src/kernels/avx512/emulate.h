@@ -1,6 +1,6 @@
-/* AVX-512 by SIMDe (https://github.com/simd-everywhere/simde) on an AVX2 CPU, so that tests run the AVX-512 kernels on any
- * host. SIMDe maps fmadd to two 256-bit instructions, so it is fused; intrinsics its release lacks are added here as two
- * AVX2 halves. Never part of a product build. */
+/* AVX-512 by SIMDe (https://github.com/simd-everywhere/simde) on an AVX2 CPU, so that tests run the AVX-512 kernels on
+ * any host. SIMDe maps fmadd to two 256-bit instructions, so it is fused; intrinsics its release lacks are added here
+ * as two AVX2 halves. Never part of a product build. */
 #ifndef CLB_AVX512_EMULATE_H
 #define CLB_AVX512_EMULATE_H
 #if !defined(__FMA__) || !defined(__AVX2__) || !defined(__F16C__)

@@ -1,6 +1,6 @@
-/* AVX-512 GEMM of one panel in f32, f16 and bf16: the 16 lanes of a zmm are the panel's output rows: a chain of fma over
- * the k of a block with the activation broadcast from memory, blocks added in order. One tile function per height up to
- * 16 activation rows. */
+/* AVX-512 GEMM of one panel in f32, f16 and bf16: the 16 lanes of a zmm are the panel's output rows: a chain of fma
+ * over the k of a block with the activation broadcast from memory, blocks added in order. One tile function per height
+ * up to 16 activation rows. */
 #if defined(__x86_64__)
 #include "avx512.h"
 #include "vec.h"

@@ -1,7 +1,7 @@
 /* AVX-512 VNNI GEMM of one panel in q8 and q4: a zmm holds 4 k of all 16 output rows, vpdpbusd takes u8 weights and an
  * s8 broadcast of 4 activations straight from memory. The int32 sum starts at -offset * sum(x), so stored unsigned
- * weights give the signed dot exactly. A tile of up to 16 activation rows keeps its float sums in registers: the block's
- * weights (8 zmm) and 16 sums leave 8 registers. One tile function per height, chosen from a table: no cliff. */
+ * weights give the signed dot exactly. A tile of up to 16 activation rows keeps its float sums in registers: 8 zmm of
+ * weights and 16 sums leave 8 registers. One tile function per height, chosen from a table: no cliff. */
 #if defined(__x86_64__)
 #include "avx512.h"
 #include "vec.h"
@@ -79,7 +79,8 @@ CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t en
     for (uint32_t r = 0; r < R; r++) _mm512_storeu_ps(y + r * ldy, acc[r]);
 }
 
-typedef void tile_fn(const uint8_t *w, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row, float *y, size_t ldy);
+typedef void tile_fn(const uint8_t *w, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row, float *y,
+                     size_t ldy);
 #define HEIGHTS(X, f) X(f, 1) X(f, 2) X(f, 3) X(f, 4) X(f, 5) X(f, 6) X(f, 7) X(f, 8) \
     X(f, 9) X(f, 10) X(f, 11) X(f, 12) X(f, 13) X(f, 14) X(f, 15) X(f, 16)
 #define TILE_FN(f, R)                                                                                                 \

@@ -1,5 +1,5 @@
-/* Shared pieces of the AVX-512 kernels. The trees and scalar reductions are those of AVX2, on the sum of the two halves.
- * With CLB_EMULATE_AVX512 the intrinsics are functions that run on any AVX2 CPU, for tests. */
+/* Shared pieces of the AVX-512 kernels. The trees and scalar reductions are those of AVX2, on the sum of the two
+ * halves. With CLB_EMULATE_AVX512 the intrinsics are functions that run on any AVX2 CPU, for tests. */
 #ifndef CLB_AVX512_VEC_H
 #define CLB_AVX512_VEC_H
 #if defined(CLB_EMULATE_AVX512)
