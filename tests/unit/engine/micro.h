@@ -71,8 +71,8 @@ static void micro_open(micro_t *m, const sample_t *sample, uint32_t isa, uint32_
 static colibri_status_t micro_run(micro_t *m, uint32_t pinned, uint32_t window) {
     uint32_t tokens[MICRO_TOKENS], slabs[MICRO_SLABS] = {2, 0, 1}, last = 5;
     for (uint32_t i = 0; i < MICRO_TOKENS; i++) tokens[i] = (i * 7 + 3) % m->sample->g.vocab;
-    colibri_sequence_t seq = {.struct_size = sizeof seq, .n_tokens = MICRO_TOKENS, .tokens = tokens, .n_slabs = MICRO_SLABS,
-                              .slabs = slabs, .pinned = pinned, .window = window};
+    colibri_sequence_t seq = {.struct_size = sizeof seq, .n_tokens = MICRO_TOKENS, .tokens = tokens,
+                              .n_slabs = MICRO_SLABS, .slabs = slabs, .pinned = pinned, .window = window};
     colibri_batch_t batch = {.struct_size = sizeof batch, .n_sequences = 1, .sequences = &seq, .kv = &m->kv,
                              .workspace = &m->workspace, .output = &m->output};
     colibri_status_t status = colibri_forward(m->model, &batch, NULL);
@@ -83,7 +83,8 @@ static colibri_status_t micro_run(micro_t *m, uint32_t pinned, uint32_t window) 
 }
 
 static void micro_close(micro_t *m) {
-    colibri_buffer_t *all[] = {&m->weights[0], &m->weights[1], &m->view, &m->kv, &m->workspace, &m->output, &m->scratch};
+    colibri_buffer_t *all[] = {&m->weights[0], &m->weights[1], &m->view, &m->kv, &m->workspace, &m->output,
+                               &m->scratch};
     colibri_unload(m->model);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         CHECK(all[i]->ref_count == 1);

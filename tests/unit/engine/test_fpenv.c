@@ -39,8 +39,8 @@ static void odd_lanes(void *ctx, colibri_task_fn task, void *arg, uint32_t n) {
 typedef struct result { float logits[MAX_LOGITS]; colibri_sample_t drawn, scored; } result_t;
 
 static colibri_status_t run(micro_t *m, result_t *r) {
-    colibri_sampling_t how = {.struct_size = sizeof how, .top_k = 12, .top_p = 0x1p-1f, .temperature = 0x1p0f, .seed = 3,
-                              .n_logprobs = 5};
+    colibri_sampling_t how = {.struct_size = sizeof how, .top_k = 12, .top_p = 0x1p-1f, .temperature = 0x1p0f,
+                              .seed = 3, .n_logprobs = 5};
     memset(r, 0, sizeof *r);
     r->drawn.struct_size = r->scored.struct_size = sizeof r->drawn;
     memset(m->kv.ptr, 0xff, m->kv.size);
