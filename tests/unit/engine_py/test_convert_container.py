@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
 # In a process of its own: the limit would also hit a test report that is being written to a file.
 FULL_DISK = """
 import resource, signal, sys
+from collections.abc import Callable
 from pathlib import Path
 from colibri_engine.convert.pipeline import convert
 from colibri_engine.errors import ContainerError
