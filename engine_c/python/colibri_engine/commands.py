@@ -190,8 +190,8 @@ def _attending(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("file", type=_FOLDER)
 @click.option("--tokens", "are_tokens", is_flag=True, help="FILE holds token ids (.npy, .npz or numbers as text).")
-@click.option("--window-tokens", type=click.IntRange(0), default=512, show_default=True,
-              help="Cut the text into windows of this many tokens; 0: one text.")
+@click.option("--window-tokens", type=click.IntRange(0), help="Cut the text into windows of this many tokens; 0: one "
+              "text. Default: 512, or one text when a --window is given.")
 @click.option("--long", "window_tokens", flag_value=0, type=int, help="The same as --window-tokens 0.")
 @click.option("--limit", type=click.IntRange(1), help="Only the first windows (tokens, if it is one text).")
 @click.option("--second-half", is_flag=True, help="Score only the second half of each window.")
@@ -217,6 +217,8 @@ def perplexity(folder: Path, file: Path, are_tokens: bool, compare_routing: bool
     pinned, window = (own[i] if value == "auto" else value for i, value in enumerate((pinned, window)))
     if pinned and not window:
         raise click.UsageError(f"--pinned {pinned} needs a --window (or auto)")
+    if cut["window_tokens"] is None:
+        cut["window_tokens"] = 0 if window else 512
     plan = module.Plan(pinned=pinned, window=window, **cut)
     tokens = module.load_tokens(file) if are_tokens else module.tokenise(folder, file)
     run = module.Run(folder, plan, plan.cut(file, tokens), threads, routing, None if quiet else sys.stderr)

@@ -124,7 +124,12 @@ static void fill_tokens(clb_step_t *st) {
     }
 }
 
+static void pack_densely(clb_step_t *st) {
+    for (int kind = 0; kind < 2; kind++) st->in.kind[kind].cap = st->mid.kind[kind].cap = clb_odd(st->n_tokens);
+}
+
 static void compute(clb_step_t *st) {
+    pack_densely(st);
     clb_embed(st);
     for (uint32_t layer = 0; layer < st->m->g.layers && clb_step_ok(st); layer++) st->m->arch->layer(st, layer);
     clb_head(st);

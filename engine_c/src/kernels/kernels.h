@@ -4,7 +4,7 @@
  * every floating-point operation on every element is the one written here. "fma" is the fused operation; products and
  * sums that are not written as fma are rounded separately. The tree over 16 lanes is (l + l+8), (l + l+4), (l + l+2),
  * (l + l+1). Callers run kernels under MXCSR 0x1F80 (base/fpenv.h).
- * Pointers to panels, packed activations and KV rows are 64-byte aligned; others have float alignment only.
+ * Panels and KV rows are 64-byte aligned, cells of packed activations to their 32 values; others to a float.
  */
 #ifndef CLB_KERNELS_H
 #define CLB_KERNELS_H

@@ -4,15 +4,26 @@
 #include "linear.h"
 #include <string.h>
 
-/* Activations of one bucket: its own [nb][rows][32] area. */
-static clb_act_t area(const clb_acts_t *acts, uint32_t kind, const clb_bucket_t *b) {
-    clb_act_t a = acts->kind[kind];
-    size_t at = (size_t)b->first * a.nb;
+/* The same activations from cell `at` on: a cell is 32 values, a scale and a sum. */
+static clb_act_t from_cell(clb_act_t a, uint32_t kind, size_t at) {
     a.q = (uint8_t *)a.q + at * CLB_BLOCK * (kind == CLB_ACT_F32 ? sizeof(float) : 1);
     a.d = a.d ? a.d + at : NULL;
     a.s = a.s ? a.s + at : NULL;
-    a.cap = b->rows;
     return a;
+}
+
+/* A bucket's own [nb][odd(rows)][32] area; the buckets before it hold at most first + index rows. */
+static clb_act_t area(const clb_step_t *st, const clb_acts_t *acts, uint32_t kind, const clb_bucket_t *b) {
+    size_t rows = b->first + (size_t)(b - st->buckets);
+    clb_act_t a = from_cell(acts->kind[kind], kind, rows * acts->kind[kind].nb);
+    a.cap = clb_odd(b->rows);
+    return a;
+}
+
+/* What an expert reads: gathered rows, or the one row where it lies. */
+static clb_act_t inputs(const clb_step_t *st, uint32_t kind, const clb_bucket_t *b) {
+    if (b->rows > 1) return area(st, &st->gathered, kind, b);
+    return from_cell(st->in.kind[kind], kind, st->source[b->first]);
 }
 
 static void gather_row(const clb_act_t *from, uint32_t t, const clb_act_t *to, uint32_t row, size_t cell) {
@@ -27,9 +38,10 @@ static void gather_chunk(clb_step_t *st, const void *arg, uint32_t i, clb_lane_t
     (void)lane;
     uint32_t kind = *(const uint32_t *)arg;
     const clb_bucket_t *b = &st->buckets[i];
-    clb_act_t to = area(&st->gathered, kind, b);
+    clb_act_t to = area(st, &st->gathered, kind, b);
     size_t cell = CLB_BLOCK * (kind == CLB_ACT_F32 ? sizeof(float) : 1);
-    for (uint32_t r = 0; r < b->rows; r++) gather_row(&st->in.kind[kind], st->source[b->first + r], &to, r, cell);
+    for (uint32_t r = 0; b->rows > 1 && r < b->rows; r++)
+        gather_row(&st->in.kind[kind], st->source[b->first + r], &to, r, cell);
 }
 
 typedef struct split { const clb_layer_t *layer; uint32_t per; } split_t; /* units (panels, panel pairs) per chunk */
@@ -69,7 +81,7 @@ static void gate_up_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_l
     const clb_layer_t *l = s->layer;
     uint32_t from, to, inter = st->m->g.inter, kind = l->down.format->act;
     const clb_bucket_t *b = locate(st, chunk, clb_blocks(inter), s->per, &from, &to);
-    clb_act_t x = area(&st->gathered, l->gate.format->act, b), y = area(&st->act, kind, b);
+    clb_act_t x = inputs(st, l->gate.format->act, b), y = area(st, &st->act, kind, b);
     for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE)
         for (uint32_t pair = from; pair < to; pair++) {
             uint32_t rows = b->rows - r0 < CLB_ROW_TILE ? b->rows - r0 : CLB_ROW_TILE;
@@ -87,7 +99,7 @@ static void down_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane
     const clb_matrix_t *w = &s->layer->down;
     uint32_t from, to;
     const clb_bucket_t *b = locate(st, chunk, w->panels, s->per, &from, &to);
-    clb_act_t x = area(&st->act, w->format->act, b);
+    clb_act_t x = area(st, &st->act, w->format->act, b);
     for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE)
         for (uint32_t panel = from; panel < to; panel++) {
             uint32_t rows = b->rows - r0 < CLB_ROW_TILE ? b->rows - r0 : CLB_ROW_TILE;
@@ -138,7 +150,7 @@ static int fetch(clb_step_t *st, uint32_t layer) {
 static void compute(clb_step_t *st, const clb_layer_t *l) {
     uint32_t kind = l->gate.format->act, n;
     split_t s = {l, 0};
-    clb_run(st, gather_chunk, &kind, st->n_buckets);
+    if (st->n_tokens > 1) clb_run(st, gather_chunk, &kind, st->n_buckets);
     n = plan(st, clb_blocks(st->m->g.inter), (l->gate.stride + l->up.stride) * 2, &s.per);
     clb_run(st, gate_up_chunk, &s, n);
     n = plan(st, l->down.panels, l->down.stride, &s.per);

@@ -45,8 +45,8 @@ static void take_rows(clb_step_t *st, clb_arena_t *a) {
     st->k = CLB_TAKE(a, float, n * st->ldk);
     st->v = CLB_TAKE(a, float, n * st->ldk);
     st->attn = CLB_TAKE(a, float, n * st->ldq);
-    take_acts(&st->in, a, n, g->hidden);
-    take_acts(&st->mid, a, n, g->heads * g->head_dim);
+    take_acts(&st->in, a, n + 1, g->hidden);
+    take_acts(&st->mid, a, n + 1, g->heads * g->head_dim);
 }
 
 static void take_moe(clb_step_t *st, clb_arena_t *a) {
@@ -61,8 +61,8 @@ static void take_moe(clb_step_t *st, clb_arena_t *a) {
     st->first_chunk = CLB_TAKE(a, uint32_t, (uint64_t)g->experts + 1);
     st->buckets = CLB_TAKE(a, clb_bucket_t, g->experts);
     st->leases = CLB_TAKE(a, colibri_expert_lease_t, g->experts);
-    take_acts(&st->gathered, a, rows, g->hidden);
-    take_acts(&st->act, a, rows, g->inter);
+    take_acts(&st->gathered, a, rows + g->experts, g->hidden);
+    take_acts(&st->act, a, rows + g->experts, g->inter);
     st->down = CLB_TAKE(a, float, rows * st->ldh);
 }
 

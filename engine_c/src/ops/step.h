@@ -21,12 +21,15 @@ typedef struct clb_lane {
     float *router;  /* [hidden padded][16]: one dequantised panel of the int8 table */
 } clb_lane_t;
 
+/* Rows of packed activations are kept at an odd count: blocks at a power-of-two stride would fall into few L1 sets. */
+static inline uint32_t clb_odd(uint32_t rows) { return rows | 1u; }
+
 /* The same rows packed for each dot-product partner that somebody needs. */
 typedef struct clb_acts {
     clb_act_t kind[2];
 } clb_acts_t;
 
-/* Rows of one expert: activations [nb][rows][32] of its own, outputs rows [first, first + rows) of the sorted order. */
+/* Rows of one expert: activations [nb][odd(rows)][32] of its own, outputs [first, first + rows) of the sorted order. */
 typedef struct clb_bucket {
     uint32_t expert, first, rows;
     const uint8_t *data; /* the expert's extent */
@@ -65,7 +68,7 @@ typedef struct clb_step {
     uint32_t *first_chunk; /* [experts + 1] */
     colibri_expert_lease_t *leases; /* [experts] */
     uint32_t n_buckets;
-    clb_acts_t gathered;  /* hidden, by expert; cap is the bucket's rows */
+    clb_acts_t gathered;  /* hidden, by expert, for buckets of more than one row */
     clb_acts_t act;       /* silu(gate) * up, by expert */
     float *down;          /* [max_tokens*top_k][ldh] */
     uint64_t *keep;       /* [max_sequences][keep_words], only with an eviction callback */

@@ -11,7 +11,7 @@
 #include "avx2.h"
 #include "vec.h"
 
-enum { TILE = 4, SPAN = 32, AHEAD = 1536 }; /* rows; blocks; bytes of prefetch distance */
+enum { TILE = 4, SPAN = 32, AHEAD = 4608 }; /* rows; blocks; bytes of prefetch distance */
 
 typedef struct clb_rows { /* a tile's activations in one block */
     const int8_t *q; /* [rows][32] */
