@@ -130,7 +130,7 @@ perf: python $(PERF_MODEL) ## perf record, report and flame graph of colibri-ben
 	cd $(BUILD)/perf && LD_LIBRARY_PATH=$(abspath $(BUILD))/profile perf record -q -F 499 --call-graph fp -o perf.data \
 	    $(abspath $(VENV))/bin/colibri-bench --model $(abspath $(PERF_MODEL)) $(PERF_ARGS)
 	perf report -i $(BUILD)/perf/perf.data --stdio --no-children -g none > $(BUILD)/perf/report.txt 2> /dev/null
-	@grep -v '^#' $(BUILD)/perf/report.txt | grep -v '^$$' | head -n 15
+	@grep -v '^#' $(BUILD)/perf/report.txt | grep -v '^$$' | awk 'NR <= 15'
 	perf script -i $(BUILD)/perf/perf.data 2> /dev/null | $(PY) $(E)/bench/flamegraph.py > $(BUILD)/perf/flame.svg
 	@echo "$(BUILD)/perf/report.txt, $(BUILD)/perf/flame.svg"
 
@@ -140,7 +140,7 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	@$(MAKE) --no-print-directory $(BUILD)/profile/bench/$(CALLGRIND) VARIANT=profile
 	COLIBRI_ISA=$${COLIBRI_ISA:-avx2} valgrind --tool=callgrind --callgrind-out-file=$(BUILD)/callgrind.$(CALLGRIND) \
 	    $(BUILD)/profile/bench/$(CALLGRIND)
-	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | head -n 20
+	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | awk 'NR <= 20'
 
 # ---- longer measurements -----------------------------------------------------------------------------------------
 .PHONY: bench golden-full

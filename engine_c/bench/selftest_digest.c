@@ -1,6 +1,8 @@
-/* Prints "digest <64 hex> <isa>" of colibri_selftest for every instruction set this CPU has. `make portability` builds
- * it with each compiler and level and compares the lines. Exit code 1: a self-test failed, 2: it could not run. */
+/* Prints "digest <64 hex> <isa>" of colibri_selftest for every instruction set this CPU has, or COLIBRI_ISA's alone.
+ * `make portability` builds it with each compiler and level and compares the lines. Exit code 1: a self-test failed,
+ * 2: it could not run. */
 #include "colibri.h"
+#include "host/machine.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -25,7 +27,10 @@ int main(void) {
                                   .ptr = aligned_alloc(64, size), .alignment = 64, .ref_count = 1};
     if (!workspace.ptr) return 2;
     int worst = 0;
+    uint32_t only = COLIBRI_ISA_AUTO;
+    if (colibri_host_isa(&only, NULL)) return 2;
     for (uint32_t isa = COLIBRI_ISA_REF; isa <= colibri_best_isa(); isa++) {
+        if (only != COLIBRI_ISA_AUTO && isa != only) continue;
         int result = print_digest(isa, &workspace);
         worst = result > worst ? result : worst;
     }
