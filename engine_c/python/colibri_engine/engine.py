@@ -24,6 +24,7 @@ from .errors import EngineError
 from .sequence import Attention, KvArena, Sequence
 
 MAX_CONTEXT = 131072
+UNQUANTISED = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Engine:
                  callbacks: Callbacks | None = None, routing: str = "float", progress: bool = False,
                  expert_tokens: bool = False) -> None:
         """``max_tokens`` is the chunk of one step; ``isa`` overrides COLIBRI_ISA; ``kv_format`` "f16" or "f32", by
-        default f32 for a model converted to f32 and f16 for all others; ``callbacks`` see callbacks.py; ``routing``
+        default f32 for f32, f16 and bf16 weights, f16 for q8 and q4; ``callbacks`` see callbacks.py; ``routing``
         "int8" uses the quantised routing table; ``progress`` and ``expert_tokens`` count, see the properties."""
         if threads < 1:
             raise ValueError(f"threads is {threads}; it must be at least 1")
@@ -114,7 +115,8 @@ class Engine:
         return EngineError(e.status, f"{self.path}/manifest.json: {e}")
 
     def _own_kv_format(self) -> str:
-        return "f32" if self._manifest().get("quantization") == "f32" else "f16"
+        """Keys and values as precise as the weights: rounding them to f16 would be the largest error there is."""
+        return "f32" if self._manifest().get("quantization") in UNQUANTISED else "f16"
 
     def _expert_grid(self) -> tuple[int, int]:
         check(lib.colibri_init_size(self._config, ffi.new("uint64_t *"), self._err), self._err)  # geometry is possible

@@ -56,11 +56,13 @@ def test_the_model_has_its_own_sliding_window(models: Models) -> None:
 
 def test_kv_is_as_precise_as_the_weights_unless_said_otherwise(models: Models) -> None:
     sizes = {}
-    for fmt, kv in itertools.product(("f32", "q8"), (None, "f16", "f32")):
+    for fmt, kv in itertools.product(("f32", "f16", "bf16", "q8", "q4"), (None, "f16", "f32")):
         with Engine.open(models.random({"vocab": VOCAB}, fmt), kv_format=kv) as opened:
             sizes[fmt, kv] = opened.info.slab_bytes
-    assert sizes["f32", None] == sizes["f32", "f32"] == 2 * sizes["f32", "f16"]
-    assert sizes["q8", None] == sizes["q8", "f16"] == sizes["q8", "f32"] / 2
+    for fmt in ("f32", "f16", "bf16"):
+        assert sizes[fmt, None] == sizes[fmt, "f32"] == 2 * sizes[fmt, "f16"]
+    for fmt in ("q8", "q4"):
+        assert sizes[fmt, None] == sizes[fmt, "f16"] == sizes[fmt, "f32"] / 2
 
 
 def test_logprobs_and_score_agree_with_logits(engine: Engine) -> None:
