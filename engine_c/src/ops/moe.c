@@ -44,23 +44,24 @@ static void gather_chunk(clb_step_t *st, const void *arg, uint32_t i, clb_lane_t
         gather_row(&st->in.kind[kind], st->source[b->first + r], &to, r, cell);
 }
 
-typedef struct split { const clb_layer_t *layer; uint32_t per; } split_t; /* units (panels, panel pairs) per chunk */
+/* How the active experts' outputs are cut: each bucket has `chunks` chunks of `per` units (panels or panel pairs). */
+typedef struct split {
+    const clb_layer_t *layer;
+    uint32_t units, per, chunks;
+} split_t;
 
-/* Chunks of every bucket one after another: bucket i owns [first_chunk[i], first_chunk[i + 1]). */
-static uint32_t plan(clb_step_t *st, uint32_t units, size_t stride, uint32_t *per) {
-    uint32_t all = units * st->n_buckets, each;
-    *per = clb_panels_per_chunk(st, all, stride);
-    each = (units + *per - 1) / *per;
-    for (uint32_t i = 0; i <= st->n_buckets; i++) st->first_chunk[i] = i * each;
-    return each * st->n_buckets;
+static split_t cut(const clb_step_t *st, const clb_layer_t *layer, uint32_t units, size_t stride) {
+    split_t s = {layer, units, clb_panels_per_chunk(st, units * st->n_buckets, stride), 0};
+    s.chunks = (units + s.per - 1) / s.per;
+    return s;
 }
 
-static const clb_bucket_t *locate(const clb_step_t *st, uint32_t chunk, uint32_t units, uint32_t per, uint32_t *from,
+/* The bucket of a chunk and its units [*from, *to). */
+static const clb_bucket_t *locate(const clb_step_t *st, const split_t *s, uint32_t chunk, uint32_t *from,
                                   uint32_t *to) {
-    uint32_t each = st->first_chunk[1], i = chunk / each;
-    *from = (chunk - i * each) * per;
-    *to = *from + per < units ? *from + per : units;
-    return &st->buckets[i];
+    *from = chunk % s->chunks * s->per;
+    *to = *from + s->per < s->units ? *from + s->per : s->units;
+    return &st->buckets[chunk / s->chunks];
 }
 
 /* 32 outputs of gate or up for `rows` rows: tile [rows][32]; a missing second panel is zero. */
@@ -80,7 +81,7 @@ static void gate_up_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_l
     const split_t *s = arg;
     const clb_layer_t *l = s->layer;
     uint32_t from, to, inter = st->m->g.inter, kind = l->down.format->act;
-    const clb_bucket_t *b = locate(st, chunk, clb_blocks(inter), s->per, &from, &to);
+    const clb_bucket_t *b = locate(st, s, chunk, &from, &to);
     clb_act_t x = inputs(st, l->gate.format->act, b), y = area(st, &st->act, kind, b);
     for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE)
         for (uint32_t pair = from; pair < to; pair++) {
@@ -98,7 +99,7 @@ static void down_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane
     const split_t *s = arg;
     const clb_matrix_t *w = &s->layer->down;
     uint32_t from, to;
-    const clb_bucket_t *b = locate(st, chunk, w->panels, s->per, &from, &to);
+    const clb_bucket_t *b = locate(st, s, chunk, &from, &to);
     clb_act_t x = area(st, &st->act, w->format->act, b);
     for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE)
         for (uint32_t panel = from; panel < to; panel++) {
@@ -148,13 +149,12 @@ static int fetch(clb_step_t *st, uint32_t layer) {
 }
 
 static void compute(clb_step_t *st, const clb_layer_t *l) {
-    uint32_t kind = l->gate.format->act, n;
-    split_t s = {l, 0};
+    uint32_t kind = l->gate.format->act;
+    split_t pairs = cut(st, l, clb_blocks(st->m->g.inter), (l->gate.stride + l->up.stride) * 2);
+    split_t panels = cut(st, l, l->down.panels, l->down.stride);
     if (st->n_tokens > 1) clb_run(st, gather_chunk, &kind, st->n_buckets);
-    n = plan(st, clb_blocks(st->m->g.inter), (l->gate.stride + l->up.stride) * 2, &s.per);
-    clb_run(st, gate_up_chunk, &s, n);
-    n = plan(st, l->down.panels, l->down.stride, &s.per);
-    clb_run(st, down_chunk, &s, n);
+    clb_run(st, gate_up_chunk, &pairs, pairs.chunks * st->n_buckets);
+    clb_run(st, down_chunk, &panels, panels.chunks * st->n_buckets);
     clb_run(st, combine_chunk, NULL, st->n_tokens);
 }
 

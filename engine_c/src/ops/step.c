@@ -58,7 +58,6 @@ static void take_moe(clb_step_t *st, clb_arena_t *a) {
     st->slot = CLB_TAKE(a, uint32_t, rows);
     st->source = CLB_TAKE(a, uint32_t, rows);
     st->count = CLB_TAKE(a, uint32_t, (uint64_t)g->experts + 1);
-    st->first_chunk = CLB_TAKE(a, uint32_t, (uint64_t)g->experts + 1);
     st->buckets = CLB_TAKE(a, clb_bucket_t, g->experts);
     st->leases = CLB_TAKE(a, colibri_expert_lease_t, g->experts);
     take_acts(&st->gathered, a, rows + g->experts, g->hidden);

@@ -65,7 +65,6 @@ typedef struct clb_step {
     uint32_t *count;      /* [experts + 1] */
     uint32_t *source;     /* [max_tokens*top_k] token of each sorted row */
     clb_bucket_t *buckets; /* [experts] */
-    uint32_t *first_chunk; /* [experts + 1] */
     colibri_expert_lease_t *leases; /* [experts] */
     uint32_t n_buckets;
     clb_acts_t gathered;  /* hidden, by expert, for buckets of more than one row */
