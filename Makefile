@@ -29,8 +29,8 @@ bench-programs: $(BENCH_BIN) ## the C programs of engine_c/bench
 # ---- the main job ------------------------------------------------------------------------------------------------
 QUESTION ?= What is the capital of France, and what is it known for?
 .PHONY: demo
-demo: python ## makes a small real mixture of experts and asks it a question [QUESTION='…']
-	@$(PY) -m colibri_engine.demo --cache $(BUILD)/demo --question '$(subst ','\'',$(QUESTION))'
+demo: python ## makes a small real mixture of experts, serves it and asks it a question [QUESTION='…']
+	@BIN=$(VENV)/bin deploy/demo.sh $(BUILD)/demo '$(subst ','\'',$(QUESTION))'
 
 # ---- Python ------------------------------------------------------------------------------------------------------
 PYTHON ?= python3

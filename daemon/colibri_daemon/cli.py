@@ -8,6 +8,8 @@ import click
 
 # command -> (module, attribute, one-line help shown in the list)
 COMMANDS: dict[str, tuple[str, str, str]] = {
+    "serve": ("colibri_daemon.commands", "serve", "Serve a model on a Unix socket."),
+    "check-config": ("colibri_daemon.config_commands", "check_config", "Check a configuration file."),
     "convert": ("colibri_engine.commands", "convert", "Convert a Hugging Face folder or a GGUF file."),
     "synth-model": ("colibri_engine.commands", "synth_model", "Write a random-weight model of any geometry."),
     "inspect": ("colibri_engine.commands", "inspect", "Show what is in a model folder."),

@@ -110,6 +110,18 @@ class Sampling:
         bits[ids] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
 
+    def describe(self, vocab: int) -> tuple[Any, tuple[Any, ...]]:
+        """A colibri_sampling_t without tokens and position, and the arrays it points to, to be kept alive with it."""
+        mask, bias = self.mask(vocab), self.logit_bias or {}
+        ids, values = token_array(bias.keys()), np.array(list(bias.values()), dtype=np.float32)
+        c = new("colibri_sampling_t", top_k=self.top_k, temperature=self.temperature, top_p=self.top_p,
+                min_p=self.min_p, repetition_penalty=self.repetition_penalty,
+                presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty, seed=self.seed,
+                bias_ids=pointer(ids, "uint32_t"), bias=pointer(values, "float"), n_bias=len(ids),
+                allowed=pointer(mask, "uint32_t"), n_logprobs=self.logprobs or 0,
+                want_logprob=self.logprobs is not None)
+        return c, (mask, ids, values)
+
 
 @dataclass(frozen=True)
 class Sample:

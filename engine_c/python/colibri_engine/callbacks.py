@@ -163,13 +163,24 @@ def _expert_release(user: Any, layer: int, leases: Any, n: int) -> None:
     owner.expert_release(layer, [leases[i].lease for i in range(n)])
 
 
+def _counter(progress: bool | memoryview) -> Any:
+    """uint64_t * of the progress counter; NULL for none."""
+    if isinstance(progress, bool):
+        return ffi.new("uint64_t *") if progress else ffi.NULL
+    memory = ffi.from_buffer("uint64_t[1]", progress, require_writable=True)
+    if int(ffi.cast("uintptr_t", memory)) % 8:
+        raise ValueError("progress is not aligned to 8 bytes")
+    return memory
+
+
 class Monitor:
     """Memory the engine shares with its caller while a step runs: cancel flag, progress and tokens per expert."""
 
-    def __init__(self, config: Any, progress: bool, expert_tokens: tuple[int, int] | None) -> None:
-        """expert_tokens: (layers, experts) of the counters, if they are wanted."""
+    def __init__(self, config: Any, progress: bool | memoryview, expert_tokens: tuple[int, int] | None) -> None:
+        """progress: whether to count, or the 8 bytes to count in. expert_tokens: (layers, experts) of the counters, if
+        they are wanted."""
         self._cancel = config.cancel = ffi.new("uint32_t *")
-        self._progress = ffi.new("uint64_t *") if progress else ffi.NULL
+        self._progress = _counter(progress)
         config.progress = self._progress
         self.expert_tokens = None if expert_tokens is None else np.zeros(expert_tokens, np.uint64)
         config.expert_tokens = pointer(self.expert_tokens, "uint64_t")

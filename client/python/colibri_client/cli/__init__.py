@@ -1,0 +1,5 @@
+"""colibri-client: the command line of the client."""
+
+from .app import main
+
+__all__ = ["main"]

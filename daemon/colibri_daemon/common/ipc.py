@@ -1,0 +1,111 @@
+"""Messages between the daemon's own processes. Both ends are of one epoch, so nothing here is versioned.
+
+Link (dispatcher ↔ worker): a stream socketpair; each message is a 4-byte big-endian length and a msgpack array whose
+first element is a tag below. Control (supervisor ↔ child): a SOCK_SEQPACKET pair; each packet is one msgpack map with
+"t", and may carry file descriptors.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+
+# ---- link: dispatcher → worker -------------------------------------------------------------------------------------
+ASSIGN = 1  # [ASSIGN, key, Job.to_wire()]; key: unique in the life of the dispatcher
+CANCEL = 2  # [CANCEL, key, finish]: end it with this finish reason ("abort", "deadline"); unknown keys are ignored
+PAUSE = 3  # [PAUSE, key]: leave the batch, keep the KV cache
+RESUME = 4  # [RESUME, key]: back into the batch
+
+# ---- link: worker → dispatcher -------------------------------------------------------------------------------------
+READY = 16  # [READY, {"max_seqs", "slabs", "chunk", "stall_ms"}]: once, when loaded
+STEP = 17  # [STEP, step number, [row, ...], {"free": free slabs, "rows": rows computed, "us": duration}]
+# A row is [key, ids (bin), details or None]; ids are released output tokens, possibly none. details is a map with any of
+#   "lp", "top", "toplp"  bin: log probabilities [n], alternatives [n, logprobs] and theirs
+#   "scores"              [index, lp, top or None, toplp or None]: SCORES of the prompt
+#   "cached"              prompt tokens found in the prefix cache (in the first row of a request)
+#   "finish"              "stop", "length", "abort", "deadline" or "error": the last row of the key
+#   "match"               [kind, value] of StopMatch
+#   "generated"           with finish: tokens generated in all, resumed and withheld ones included
+#   "error"               [code, message] with finish "error"
+
+# ---- control: supervisor → dispatcher ------------------------------------------------------------------------------
+# {"t": "worker", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
+# {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s
+# {"t": "drain", "seconds"}                      GOAWAY to all, finish what is live, then answer "drained"
+# control: child → supervisor
+# {"t": "ready"}                                 dispatcher: accepting; worker: loaded
+# {"t": "failed", "reason"}                      worker: the model cannot be loaded; it then exits with CANNOT_LOAD
+# {"t": "drained"}                               dispatcher: nothing is live any more
+# Supervisor → child to stop it: SIGTERM; end of file on control means the supervisor is gone: exit at once.
+
+MAX_MESSAGE = 64 << 20  # a broken peer must not make us reserve more
+_HEADER = 4
+
+
+def pack(message: Any) -> bytes:
+    """One framed link message."""
+    payload: bytes = msgpack.packb(message, use_bin_type=True)
+    return len(payload).to_bytes(_HEADER, "big") + payload
+
+
+class Unframer:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages completed by data. ValueError if the peer does not speak this protocol."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        try:
+            while len(buffer) - at >= _HEADER:
+                size = int.from_bytes(buffer[at : at + _HEADER], "big")
+                if size > MAX_MESSAGE:
+                    raise ValueError(f"a message of {size} bytes between processes")
+                if len(buffer) - at - _HEADER < size:
+                    break
+                payload = bytes(buffer[at + _HEADER : at + _HEADER + size])
+                at += _HEADER + size
+                yield msgpack.unpackb(payload, raw=False, strict_map_key=False)
+        finally:
+            del buffer[:at]
+
+
+def link() -> tuple[socket.socket, socket.socket]:
+    """A non-blocking stream pair for dispatcher and worker."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for end in pair:
+        end.setblocking(False)
+    return pair
+
+
+def control() -> tuple[socket.socket, socket.socket]:
+    """A non-blocking packet pair for supervisor and child."""
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in pair:
+        end.setblocking(False)
+    return pair
+
+
+def send_control(sock: socket.socket, message: dict[str, Any], fds: tuple[int, ...] = ()) -> bool:
+    """Sends one packet. False if the peer is gone or does not read (the caller decides what that means)."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    try:
+        sock.sendmsg([msgpack.packb(message, use_bin_type=True)], ancillary)
+    except OSError:  # BlockingIOError included
+        return False
+    return True
+
+
+def receive_control(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """One packet and its descriptors; None at end of file. BlockingIOError if there is none."""
+    data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 8)
+    if not data:
+        return None
+    return msgpack.unpackb(data, raw=False), list(fds)

@@ -1,0 +1,48 @@
+"""A request as a worker sees it: everything decided, nothing left to defaults."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Token lists are bytes (little-endian u32). generated: output so far, from a resume or an earlier worker; the
+    job's output goes on after it. A score job (score_from not None) generates nothing."""
+
+    tokens: bytes
+    max_tokens: int = 0
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int = 0
+    stop_ids: bytes = b""
+    eos_ids: bytes = b""  # empty with ignore_eos
+    stop_seqs: tuple[bytes, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    score_from: int | None = None
+    generated: bytes = b""
+    pinned: int = 0
+    window: int = 0
+    positions: str = "cache"
+
+    def to_wire(self) -> dict[str, Any]:
+        """What differs from the defaults."""
+        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS.get(name)}
+
+    @classmethod
+    def from_wire(cls, body: dict[str, Any]) -> Job:
+        body["stop_seqs"] = tuple(body.get("stop_seqs", ()))
+        return cls(**body)
+
+
+_DEFAULTS = {f.name: ({} if f.name == "logit_bias" else f.default) for f in fields(Job) if f.name != "tokens"}
+_DEFAULTS["stop_seqs"] = ()

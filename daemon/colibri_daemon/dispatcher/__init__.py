@@ -1,0 +1,1 @@
+"""The process between the clients' socket and the workers: admits, orders, assigns and relays requests."""

@@ -1,0 +1,195 @@
+"""Non-blocking stream sockets, to clients and to workers alike: what arrives is handed on, what is to be sent waits for
+the end of the loop turn and then goes out in one write. Nothing here blocks or limits: the owner looks at ``buffered``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
+
+READ_BYTES = 64 << 10  # at most per socket and loop turn, so that no peer holds the others up
+WRITE_BUFFERS = 64  # chunks in one writev
+
+
+class Outbox:
+    """The channels that got output in this loop turn. clock: monotonic seconds."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self.loop, self.clock = loop, clock
+        self._marked: list[Channel] = []
+
+    def add(self, channel: Channel) -> None:
+        if not self._marked:
+            self.loop.call_soon(self.flush)
+        self._marked.append(channel)
+
+    def flush(self) -> None:
+        """The end of the turn."""
+        marked, self._marked = self._marked, []
+        try:
+            while marked:
+                marked.pop().flush()
+        finally:
+            if marked:  # one failed; the others must not wait for ever
+                self._marked += marked
+                self.loop.call_soon(self.flush)
+
+
+class Owner(Protocol):
+    """Who is told what happens on a channel."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def ended(self, error: OSError | None) -> None: ...
+
+    def crowded(self) -> None: ...
+
+
+class Channel:
+    """Owns the socket. owner.received(data) is called for input; owner.ended(error) at end of input (None), after which
+    the channel can still write, and when the socket fails, after which it is closed; owner.crowded() when a turn leaves
+    more than high bytes that the kernel did not take."""
+
+    __slots__ = ("_chunks", "_high", "_linger", "_loop", "_outbox", "_owner", "_reading", "_sock", "_writing",
+                 "buffered", "fd", "marked", "out", "progress_at")  # fmt: skip
+
+    def __init__(self, outbox: Outbox, sock: socket.socket, owner: Owner, high: int) -> None:
+        sock.setblocking(False)
+        self._loop, self._outbox, self._sock = outbox.loop, outbox, sock
+        self._owner, self._high = owner, high
+        self.fd = sock.fileno()
+        self.out: list[bytes] = []  # whole messages of this loop turn; whoever appends calls mark() unless marked
+        self.marked = False
+        self.buffered = 0  # bytes of earlier turns that the kernel has not taken
+        self.progress_at = 0.0  # when it last took some, or had nothing to take
+        self._chunks: deque[bytes | memoryview] = deque()  # those bytes; each is whole messages, but for the first
+        self._writing = self._linger = False
+        self._reading = True
+        self._loop.add_reader(self.fd, self._readable)
+
+    @property
+    def closed(self) -> bool:
+        return self.fd < 0
+
+    def write(self, message: bytes) -> None:
+        """A whole message, sent at the end of the turn. Ignored once closed."""
+        self.out.append(message)
+        if not self.marked:
+            self.mark()
+
+    def mark(self) -> None:
+        self.marked = True
+        self._outbox.add(self)
+
+    def flush(self) -> None:
+        """Writes what this turn left in ``out``, as far as the kernel takes it."""
+        self.marked = False
+        if self.fd < 0 or not self.out:
+            return self.out.clear()
+        chunk = self.out[0] if len(self.out) == 1 else b"".join(self.out)
+        self.out.clear()
+        self._chunks.append(chunk)
+        self.buffered += len(chunk)
+        if not self._writing:
+            self.progress_at = self._outbox.clock()
+            self._write()
+        if self.buffered > self._high:
+            self._owner.crowded()
+
+    def drop_unsent(self) -> None:
+        """Forgets the messages of which no byte was sent."""
+        self.out.clear()
+        while len(self._chunks) > 1:
+            self.buffered -= len(self._chunks.pop())
+
+    def stop_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self.fd)
+
+    def finish(self) -> None:
+        """Reads no more, and closes when everything is written."""
+        if self.fd < 0:
+            return
+        self._linger = True
+        self.stop_reading()
+        self.flush()
+        if self.fd >= 0 and not self.buffered:
+            self.close()
+
+    def close(self) -> None:
+        """At once; ended is not called."""
+        if self.fd < 0:
+            return
+        self.stop_reading()
+        self._stop_writing()
+        self.fd = -1
+        self._sock.close()
+        self._chunks.clear()
+        self.out.clear()
+        self.buffered = 0
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as e:
+            return self._fail(e)
+        if data:
+            self._owner.received(data)
+        else:
+            self.stop_reading()
+            self._owner.ended(None)
+
+    def _write(self) -> None:
+        try:
+            sent = self._send()
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as e:
+            return self._fail(e)
+        if sent:
+            self._took(sent)
+        if self._chunks:
+            self._start_writing()
+        else:
+            self._stop_writing()
+            if self._linger:
+                self.close()
+
+    def _send(self) -> int:
+        if len(self._chunks) == 1:
+            return self._sock.send(self._chunks[0])
+        return self._sock.sendmsg(list(islice(self._chunks, WRITE_BUFFERS)))
+
+    def _took(self, sent: int) -> None:
+        """The kernel took this many bytes."""
+        self.buffered -= sent
+        self.progress_at = self._outbox.clock()
+        while sent:
+            first = self._chunks.popleft()
+            if sent < len(first):
+                self._chunks.appendleft(memoryview(first)[sent:])
+                return
+            sent -= len(first)
+
+    def _start_writing(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.add_writer(self.fd, self._write)
+
+    def _stop_writing(self) -> None:
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self.fd)
+
+    def _fail(self, error: OSError) -> None:
+        was_open = self.fd >= 0
+        self.close()
+        if was_open:
+            self._owner.ended(error)

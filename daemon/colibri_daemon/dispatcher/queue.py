@@ -1,0 +1,148 @@
+"""Requests that wait for a worker: bounded, ordered, pure. Clocks are passed in.
+
+Order: what a lost worker was running (oldest first), then priority, then fair share between owners, then arrival. The
+fair share is fairness.py's; another policy is another object with its two methods.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .fairness import FairShare
+
+RATE_SECONDS, RATE_LEAST_SECONDS = 5.0, 0.1  # memory of the drain rate; below this it is not known yet
+RETRY_LEAST_MS, RETRY_MOST_MS, RETRY_UNKNOWN_MS = 50, 60_000, 1000
+
+
+class Waiting(Protocol):
+    """What the queue knows of a request. key: unique, grows with arrival. owner: (uid, tenant). cost: tokens to be
+    computed before the first one comes out."""
+
+    key: int
+    priority: int
+    owner: Hashable
+    cost: int
+
+
+@dataclass(frozen=True)
+class Full:
+    """Why a request was not taken. bound: "queue_full" (requests) or "queue_tokens"."""
+
+    bound: str
+    limit: int
+    retry_after_ms: int
+
+
+class DrainRate:
+    """Exponentially fading average of requests and tokens per second, over the time in which someone waits."""
+
+    def __init__(self, now: float) -> None:
+        self._requests, self._tokens, self._seconds, self._at = 0.0, 0.0, 0.0, now
+
+    def skip(self, now: float) -> None:
+        """Nobody waited until now."""
+        self._at = now
+
+    def add(self, tokens: int, now: float) -> None:
+        """A request went to a worker while others waited."""
+        self._fade(now)
+        self._requests += 1
+        self._tokens += tokens
+
+    def seconds_for(self, tokens: int, now: float) -> float | None:
+        """How long until there is room for one more request of this size; None if not known."""
+        self._fade(now)
+        if self._seconds < RATE_LEAST_SECONDS or not self._requests:
+            return None
+        return max(1 / self._requests, tokens / max(1.0, self._tokens)) * self._seconds
+
+    def _fade(self, now: float) -> None:
+        keep = math.exp(-(now - self._at) / RATE_SECONDS)
+        self._requests, self._tokens = self._requests * keep, self._tokens * keep
+        self._seconds = self._seconds * keep + RATE_SECONDS * (1 - keep)
+        self._at = now
+
+
+class RequestQueue:
+    """Never holds more than the two bounds, except for what comes back from lost workers, which had been admitted."""
+
+    def __init__(self, max_requests: int, max_tokens: int, now: float) -> None:
+        self.max_requests, self.max_tokens = max_requests, max_tokens
+        self.tokens = 0
+        self.share = FairShare()
+        self._front: dict[int, Waiting] = {}
+        self._levels: dict[int, dict[Hashable, OrderedDict[int, Waiting]]] = {}
+        self._count = 0
+        self._rate = DrainRate(now)
+        self._promised = now  # when the last refused client may come back
+
+    def __len__(self) -> int:
+        return self._count
+
+    def offer(self, request: Waiting, now: float) -> Full | None:
+        """Takes the request, or says why not. One that is larger than the whole bound gets in when nobody waits."""
+        if self._count >= self.max_requests:
+            return Full("queue_full", self.max_requests, self.retry_after(request.cost, now))
+        if self._count and self.tokens + request.cost > self.max_tokens:
+            return Full("queue_tokens", self.max_tokens, self.retry_after(request.cost, now))
+        if not self._count:
+            self._rate.skip(now)
+        owners = self._levels.setdefault(request.priority, {})
+        owners.setdefault(request.owner, OrderedDict())[request.key] = request
+        self._add(request)
+        return None
+
+    def put_back(self, requests: list[Waiting]) -> None:
+        """In front of all others."""
+        for request in requests:
+            self._add(request)
+        merged = [*self._front.values(), *requests]
+        self._front = {request.key: request for request in sorted(merged, key=lambda r: r.key)}
+
+    def head(self) -> Waiting | None:
+        """The next to go; it stays."""
+        if self._front:
+            return next(iter(self._front.values()))
+        if not self._levels:
+            return None
+        owners = self._levels[max(self._levels)]
+        return next(iter(owners[self.share.first(owners)].values()))
+
+    def take(self, request: Waiting, now: float) -> None:
+        """request, the head, goes to a worker."""
+        if request.key not in self._front:
+            self.share.serve(request.owner, request.cost)
+        if self._count > 1:
+            self._rate.add(request.cost, now)
+        self.remove(request)
+
+    def remove(self, request: Waiting) -> None:
+        """request, which waits, gives up its place."""
+        self._count -= 1
+        self.tokens -= request.cost
+        if self._front.pop(request.key, None) is not None:
+            return
+        owners = self._levels[request.priority]
+        entries = owners[request.owner]
+        del entries[request.key]
+        if not entries:
+            del owners[request.owner]
+        if not owners:
+            del self._levels[request.priority]
+
+    def retry_after(self, cost: int, now: float) -> int:
+        """Milliseconds until there will be room at the rate at which the queue drains, given that all who were refused
+        before come back when they were told to: each gets a time of its own."""
+        interval = self._rate.seconds_for(cost, now)
+        if interval is None:
+            return RETRY_UNKNOWN_MS
+        self._promised = min(max(self._promised, now) + interval, now + RETRY_MOST_MS / 1000)
+        return max(RETRY_LEAST_MS, math.ceil((self._promised - now) * 1000))
+
+    def _add(self, request: Waiting) -> None:
+        self._count += 1
+        self.tokens += request.cost

@@ -1,0 +1,122 @@
+"""From a worker's rows to frames in the clients' output: the hot path. One call per STEP, one short path per row.
+
+A stream's short path is open (``plain``) while its row needs nothing but a TOKENS frame: the first one was sent,
+nothing waits for credit, no usage is wanted and its client is there. Log probabilities always go the long way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from colibri_protocol.codec import tokens_frame
+from colibri_protocol.limits import SCORES_FRAME
+from colibri_protocol.messages import Scores, Usage
+
+from .streams import TOKEN, Match, Stream
+from .workers import Worker
+
+FRAME_SPARE = 512  # bytes of a frame for everything but its arrays
+TOKENS_MOST = 1024  # in one frame
+
+
+class Ends(Protocol):
+    """Who is told what a row means for the request."""
+
+    def last_row(self, stream: Stream, finish: str, match: Match, error: tuple[int, str] | None) -> None: ...
+
+    def starve(self, stream: Stream) -> None: ...
+
+
+class Relay:
+    def __init__(self, ends: Ends, max_frame: int, clock: Callable[[], float]) -> None:
+        self._ends, self._clock = ends, clock
+        self._tokens_bytes = max_frame - FRAME_SPARE
+        self._scores_bytes = min(SCORES_FRAME, max_frame) - FRAME_SPARE
+        self.tokens_relayed = 0
+
+    def step(self, worker: Worker, number: int, rows: list[Any]) -> None:
+        """Rows as in ipc.py. Those of unknown keys are dropped."""
+        now, running, frame_of, relayed = self._clock(), worker.running, tokens_frame, 0
+        for key, ids, details in rows:
+            stream = running.get(key)
+            if stream is None:
+                continue
+            count = len(ids) >> 2
+            relayed += count
+            if details is None and stream.plain and 0 < count <= stream.credit:
+                index = stream.sent
+                channel = stream.session.channel  # type: ignore[union-attr]
+                channel.out.append(frame_of(stream.id, ids, index, number))
+                if not channel.marked:
+                    channel.mark()
+                stream.tokens += ids
+                stream.sent = index + count
+                stream.credit -= count
+                stream.last_at = now
+            else:
+                self._row(stream, ids, details or {}, number, now)
+        self.tokens_relayed += relayed
+
+    def _row(self, stream: Stream, ids: bytes, details: dict[str, Any], step: int, now: float) -> None:
+        """The long way."""
+        if not stream.first_at and (ids or "scores" in details):
+            stream.first_at = now
+        stream.last_at, stream.step = now, step
+        stream.cached = details.get("cached", stream.cached)
+        if "scores" in details:
+            self._scores(stream, *details["scores"])
+        stream.tokens += ids
+        if stream.held is not None and ids:
+            stream.held.put(details["lp"], details.get("top") or b"", details.get("toplp") or b"")
+        self.release(stream)
+        if "finish" in details:
+            stream.generated = details.get("generated", 0)
+            self._ends.last_row(stream, details["finish"], details.get("match"), details.get("error"))
+
+    def release(self, stream: Stream) -> None:
+        """Sends what is there and credit allows."""
+        if stream.session is None:
+            stream.sent += stream.pending
+            return
+        most = self._most(stream)
+        while (count := min(stream.pending, stream.credit, most)) > 0:
+            stream.session.channel.write(self._tokens(stream, count))
+        if stream.pending and not stream.credit:
+            self._ends.starve(stream)
+        stream.plain = not stream.pending and stream.sent > stream.base and not stream.echo_usage
+
+    def _most(self, stream: Stream) -> int:
+        """Tokens that fit into one frame."""
+        width = TOKEN if stream.held is None else 2 * TOKEN * (1 + (stream.job.logprobs or 0))
+        return max(1, min(TOKENS_MOST, self._tokens_bytes // width))
+
+    def _tokens(self, stream: Stream, count: int) -> bytes:
+        """The TOKENS frame of the next count tokens, which then count as sent."""
+        index, after = stream.sent, stream.sent + count
+        rare: dict[str, Any] = {} if stream.held is None else dict(stream.held.take(count))
+        if index == stream.base:
+            rare["cached_tokens"] = stream.cached
+        if stream.echo_usage:
+            prompt = len(stream.job.tokens) // TOKEN
+            rare["usage"] = Usage(prompt=prompt, cached=stream.cached, generated=after).to_body()
+        stream.sent = after
+        stream.credit -= count
+        ids = bytes(stream.tokens[TOKEN * index : TOKEN * after])
+        return tokens_frame(stream.id, ids, index, stream.step, **rare)
+
+    def _scores(self, stream: Stream, index: int, logprobs: bytes, top: bytes | None,
+                top_logprobs: bytes | None) -> None:
+        """Sends the scores from position index on, but for those that an earlier worker had delivered."""
+        count = len(logprobs) // TOKEN
+        width = len(top or b"") // max(1, count)  # bytes of a position in top
+        most = max(1, self._scores_bytes // (TOKEN + 2 * width))
+        for at in range(max(0, stream.scored - index), count, most):
+            end = min(count, at + most)
+            if stream.session is not None:
+                stream.session.send(Scores(
+                    index=index + at, logprobs=logprobs[TOKEN * at : TOKEN * end],
+                    top_ids=top[width * at : width * end] if top else None,
+                    top_logprobs=top_logprobs[width * at : width * end] if top_logprobs else None,
+                ), stream.id)  # fmt: skip
+            stream.scored = index + end

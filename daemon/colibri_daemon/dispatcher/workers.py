@@ -1,0 +1,137 @@
+"""The links to the workers: what each one runs, what it has room for, and what it says."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from ..common import ipc, log
+from .channel import Channel, Outbox
+from .streams import Phase, Stream
+
+LINK_BYTES = 1 << 20  # a worker that has this much to read gets no more requests
+_log = log.get("workers")
+
+
+class Listener(Protocol):
+    """Who is told what workers do."""
+
+    def worker_ready(self, worker: Worker) -> None: ...
+
+    def step(self, worker: Worker, number: int, rows: list[Any]) -> None: ...
+
+    def worker_lost(self, worker: Worker, streams: list[Stream]) -> None: ...
+
+
+class Worker:
+    """One link, from attach to end of file. What an earlier worker of the slot said ends with its link."""
+
+    def __init__(self, pool: WorkerPool, slot: int, epoch: int, pid: int, sock: socket.socket) -> None:
+        self.slot, self.epoch, self.pid = slot, epoch, pid
+        self.running: dict[int, Stream] = {}
+        self.loaded = False
+        self.max_seqs = self.slabs = self.chunk = 0  # from READY
+        self.reserved = 0  # slabs promised to what is running
+        self.free = 0  # slabs that are free, as last told
+        self.steps = self.rows = self.busy_us = 0
+        self._pool = pool
+        self._unframer = ipc.Unframer()
+        self.channel = Channel(pool.outbox, sock, self, LINK_BYTES)
+
+    def room(self) -> tuple[int, int]:
+        """Free places in the batch and unreserved slabs."""
+        return self.max_seqs - len(self.running), self.slabs - self.reserved
+
+    def takes(self, slabs: int) -> bool:
+        places, unreserved = self.room()
+        return places > 0 and slabs <= unreserved and self.channel.buffered < LINK_BYTES
+
+    def assign(self, stream: Stream, slabs: int) -> None:
+        stream.phase, stream.worker, stream.slot, stream.slabs = Phase.RUNNING, self, self.slot, slabs
+        stream.paused = False
+        self.running[stream.key] = stream
+        self.reserved += slabs
+        self.say(ipc.ASSIGN, stream.key, stream.job.to_wire())
+
+    def release(self, stream: Stream) -> None:
+        """The last row of the stream has come."""
+        del self.running[stream.key]
+        self.reserved -= stream.slabs
+        stream.worker = None
+
+    def say(self, *message: Any) -> None:
+        self.channel.write(ipc.pack(message))
+
+    def stop(self) -> None:
+        """Closes the link; the worker ends itself when it sees that. Gives back what was running."""
+        self.loaded = False
+        self.channel.close()
+        lost, self.running = list(self.running.values()), {}
+        for stream in lost:
+            stream.worker = None
+        self.reserved = 0
+        self._pool.lost(self, lost)
+
+    def received(self, data: bytes) -> None:
+        try:
+            for message in self._unframer.feed(data):
+                self._take(message)
+        except Exception:  # theirs or ours: what this message left half done is done again elsewhere
+            _log.exception("a worker broke the link protocol", worker=self.slot, pid=self.pid)
+            self.stop()
+
+    def ended(self, error: OSError | None) -> None:
+        self.stop()
+
+    def crowded(self) -> None:
+        """``takes`` looks at the channel by itself."""
+
+    def _take(self, message: list[Any]) -> None:
+        if message[0] == ipc.STEP:
+            _, number, rows, info = message
+            self.steps, self.free = number, info["free"]
+            self.rows += info["rows"]
+            self.busy_us += info["us"]
+            self._pool.listener.step(self, number, rows)
+        elif message[0] == ipc.READY:
+            info = message[1]
+            self.max_seqs, self.slabs, self.chunk = info["max_seqs"], info["slabs"], info["chunk"]
+            self.free, self.loaded = self.slabs, True
+            self._pool.listener.worker_ready(self)
+        else:
+            raise ValueError(f"link message {message[0]!r}")
+
+
+class WorkerPool:
+    """The workers by slot."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+        self.listener: Listener
+        self._slots: dict[int, Worker] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._slots.values())
+
+    def attach(self, slot: int, epoch: int, pid: int, sock: socket.socket) -> None:
+        """A new worker's link; it replaces the slot's former one."""
+        if slot in self._slots:
+            self._slots[slot].stop()
+        self._slots[slot] = Worker(self, slot, epoch, pid, sock)
+
+    def lost(self, worker: Worker, streams: list[Stream]) -> None:
+        if self._slots.get(worker.slot) is worker:
+            del self._slots[worker.slot]
+        self.listener.worker_lost(worker, streams)
+
+    def best(self, slabs: Callable[[int], int]) -> Worker | None:
+        """The loaded worker with most room, if any has enough for a request that needs slabs(prefill chunk)."""
+        fit = [worker for worker in self._slots.values() if worker.loaded and worker.takes(slabs(worker.chunk))]
+        return max(fit, key=Worker.room, default=None)
+
+    def close(self) -> None:
+        """Without telling anyone: the process ends."""
+        for worker in self._slots.values():
+            worker.channel.close()
+        self._slots.clear()

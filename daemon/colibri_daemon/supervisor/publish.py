@@ -1,0 +1,89 @@
+"""What the supervisor says about the service: a state message for the dispatcher, log lines, systemd's status."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..common import log, process
+from ..common.facts import ModelFacts
+from ..common.pages import Field
+from ..common.settings import Settings
+from .children import Worker
+from .health import View, report
+from .lifecycle import State
+from .notify import Notifier
+
+PUSH_SECONDS = 0.5
+SAMPLE_SECONDS = 10.0  # between two looks at a process's memory …
+SAMPLE_SHARE = 1000  # … and so many times what the last look took: the kernel walks every mapped page for it
+
+
+class Publisher:
+    """served: the service has been ready. due: when the next turn has something to say even if nothing happens."""
+
+    def __init__(self, settings: Settings, path: Path, notifier: Notifier) -> None:
+        self._settings, self._path, self._notifier = settings, path, notifier
+        self._log = log.get("supervisor")
+        self._said: tuple[Any, ...] = ()
+        self._sampled, self._sample_due = -1, 0.0
+        self.served = False
+        self.due = 0.0
+
+    def turn(self, now: float, view: View, workers: Sequence[Worker],
+             facts: ModelFacts | None) -> dict[str, Any] | None:  # fmt: skip
+        """The body of a "state" message if one is due: after a change and every PUSH_SECONDS."""
+        body = report(view)
+        if facts is not None and body["ready"] and not self.served:
+            self.served = True
+            self._announce(workers, facts)
+        changed = self._say(body)
+        if not changed and now < self.due:
+            return None
+        self.due = now + PUSH_SECONDS
+        if "progress" in body:
+            self._notifier.send(STATUS=f"{body['reason']}: {body['progress']:.0%}")
+        self._sample(now, workers)
+        return body
+
+    def _say(self, body: dict[str, Any]) -> bool:
+        """Logs a new state; whether anything changed that is no mere measurement."""
+        said = (body["ready"], body["state"], body["reason"])
+        if said != self._said[:3]:
+            self._log.info("state", state=body["state"], ready=body["ready"], reason=body["reason"])
+            self._notifier.send(STATUS=f"{body['state']}: {body['reason']}" if body["reason"] else body["state"])
+        if body["state"] in ("draining", "failed") and self._said[1:2] != (body["state"],):
+            self._notifier.send(STOPPING=1)
+        said += tuple((worker["up"], worker["pid"]) for worker in body["workers"])
+        changed, self._said = said != self._said, said
+        return changed
+
+    def _announce(self, workers: Sequence[Worker], facts: ModelFacts) -> None:
+        """The line an operator looks for."""
+        self._notifier.send(READY=1)
+        told = next((worker.told for worker in workers if worker.told), {})
+        self._log.info(
+            "ready",
+            model=facts.name,
+            id=facts.id,
+            quantization=facts.quantization,
+            workers=len(workers),
+            kv_bytes=facts.slab_bytes * sum(worker.page[Field.SLABS] for worker in workers),
+            socket=str(self._path),
+            **{name: told[name] for name in ("threads", "chunk", "stall_ms") if name in told},
+            seconds=round(process.age(), 3),
+        )
+
+    def _sample(self, now: float, workers: Sequence[Worker]) -> None:
+        """Measures the memory of one worker, the next one in turn; new ones do not wait."""
+        fresh = [worker for worker in workers if worker.life.state is State.READY and not worker.resident]
+        if not fresh and now < self._sample_due:
+            return
+        self._sampled = (self._sampled + 1) % len(workers)
+        worker = fresh[0] if fresh else workers[self._sampled]
+        begun = time.monotonic()
+        worker.resident = process.resident_bytes(worker.pid) if worker.pid else 0
+        took = time.monotonic() - begun
+        self._sample_due = now + max(SAMPLE_SECONDS / len(workers), SAMPLE_SHARE * took)

@@ -1,0 +1,162 @@
+"""Forking a child, and what the child does before and after its role's own code.
+
+Forking without exec is right only while nothing but this thread exists: locks held by other threads would stay locked
+in the child for ever. So it happens in the main thread, and a second thread, even one of a C library, is an error.
+
+A child keeps the descriptors it is told to, dies with the supervisor, and is deaf to the terminal: Ctrl-C goes to every
+process of the foreground group, but the children must live on while the supervisor drains. They stay in that group, so
+that Ctrl-Z and job control hold the daemon as a whole.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ..common import log, process
+from ..common.exit_codes import Exit
+from ..common.settings import Settings
+
+DEAF_TO = (signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a child runs. entry: "module:function". oom: how much likelier a victim than the supervisor."""
+
+    title: str
+    entry: str
+    oom: int
+
+    def load(self) -> Callable[..., int]:
+        module, _, name = self.entry.partition(":")
+        function: Callable[..., int] = getattr(importlib.import_module(module), name)
+        return function
+
+
+@dataclass(frozen=True)
+class Death:
+    """code: the exit code, or minus the signal. trace: where in Python a fatal signal struck, or nothing."""
+
+    code: int
+    trace: str = ""
+
+    def __str__(self) -> str:
+        number = -self.code
+        if number > 0:
+            return f"by {signal.Signals(number).name}" if number in iter(signal.Signals) else f"by signal {number}"
+        return f"exit code {self.code}" + (f" ({Exit(self.code).name})" if self.code in iter(Exit) else "")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A child that was started. pidfd becomes readable when it has ended. fault: the pipe into which its interpreter
+    writes a traceback when a fatal signal strikes. Both are closed by reap()."""
+
+    pid: int
+    pidfd: int
+    fault: int
+
+    def signal(self, number: signal.Signals) -> None:
+        """To this process and no other: it has not been waited for, so its pid cannot have been used again."""
+        os.kill(self.pid, number)
+
+    def reap(self) -> Death | None:
+        """How it ended, once it has."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if not pid:
+            return None
+        trace = _contents(self.fault)
+        os.close(self.pidfd)
+        os.close(self.fault)
+        return Death(os.waitstatus_to_exitcode(status), trace)
+
+
+def _contents(pipe: int) -> str:
+    try:
+        return os.read(pipe, 1 << 16).decode("utf-8", "replace")
+    except BlockingIOError:  # nothing there, and a descendant that must not exist still holds it
+        return ""
+
+
+def spawn(role: Role, settings: Settings, kept: Iterable[int], *arguments: object) -> Process:
+    """Starts role's entry with ``arguments`` in a child that has only ``kept`` and stdio open. OSError if the system
+    has no room for it."""
+    if threading.current_thread() is not threading.main_thread() or process.thread_count() != 1:
+        raise RuntimeError("a child can only be forked from the main thread, before there is another one")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a trace that is too long is cut, not waited for
+    try:
+        birth = Birth(settings, frozenset({0, 1, 2, writing, *kept}), os.getpid(), writing)
+        pid, pidfd = _fork(role, birth, arguments)
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return Process(pid, pidfd, reading)
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a child needs to know of its parent."""
+
+    settings: Settings
+    kept: frozenset[int]
+    parent: int
+    fault: int
+
+
+def _fork(role: Role, birth: Birth, arguments: tuple[object, ...]) -> tuple[int, int]:
+    # A signal that came between fork and reset would run our handler in the child and wake the wrong process.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(role, birth, arguments)
+        return pid, _pidfd(pid)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # out of descriptors: a child that cannot be watched must not run
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _become(role: Role, birth: Birth, arguments: tuple[object, ...]) -> NoReturn:
+    """The child, from fork to _exit. Never returns into the supervisor's frames, whose objects are still alive here: a
+    collected socket object would close a descriptor number that is somebody else's by now."""
+    code = int(Exit.INTERNAL)
+    try:
+        process.die_with_parent(birth.parent)
+        process.default_signals(DEAF_TO)
+        process.null_stdin()
+        process.close_all_but(birth.kept)
+        process.set_title(role.title)
+        process.raise_oom_score(role.oom)
+        faulthandler.enable(birth.fault, all_threads=True)
+        log.setup(role.title, birth.settings)
+        code = int(role.load()(*arguments))
+    except BaseException:
+        log.get("spawn").exception("uncaught exception, the process ends", exit=code)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:  # nobody reads any more
+                continue
+        os._exit(code)
+

@@ -1,0 +1,96 @@
+"""How long a prefill chunk may be, measured: short enough that a step keeps the stall bound."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from colibri_engine.batch import Batch, Lane
+from colibri_engine.binding import POSITIONS, Sampling
+from colibri_engine.sequence import Attention
+
+from ..common.facts import ModelFacts
+from .kv import Kv
+from .scheduler import LEAST_CHUNK
+
+STALL = 0.1  # seconds a running stream may wait for another's prefill, unless one pass over the weights is longer
+LEAST, MOST = LEAST_CHUNK, 512  # rows of a chunk
+_FEW, _MANY = 8, 128  # rows of the measured steps, the longer ...
+_MANY_SECONDS = 0.1  # ... at most about as long as this
+_KEY = 1  # of the sequence that is measured
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A step of ``rows`` of one text that look back at ``keys`` tokens each took ``seconds``."""
+
+    rows: int
+    keys: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """chunk: most prefill rows of a step. key_cost: of each key a row looks at, in rows. stall: seconds that a step
+    takes at most."""
+
+    chunk: int
+    key_cost: float
+    stall: float
+
+
+def calibrate(batch: Batch, kv: Kv, facts: ModelFacts, step_tokens: int) -> Calibration:
+    """Times three steps: short, long, and as far into a text as it takes for a query to see the most. step_tokens: a
+    chunk that was configured, or 0."""
+    probe = _Probe(batch, kv, facts)
+    try:
+        few = min(_FEW, probe.most)
+        probe.time(few, 0)  # first touch of everything
+        # Disturbed, this one would make the chunk too long; the others make it too short.
+        short = min((probe.time(few, 0) for _ in range(2)), key=lambda timing: timing.seconds)
+        long = probe.time(min(_MANY, probe.most, max(4 * few, int(few * _MANY_SECONDS / short.seconds))), 0)
+        deep = probe.time(few, probe.depth)
+    finally:
+        kv.release(_KEY)
+    return choose(short, long, deep, step_tokens)
+
+
+def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calibration:
+    """A step costs one pass over the weights, so much per row, and so much per row and key. With large models the pass
+    alone is longer than STALL; then a chunk may take as long as the pass."""
+    even = short.seconds / short.rows
+    slope = (long.seconds - short.seconds) / (long.rows - short.rows) if long.rows > short.rows else even
+    per_row = max(slope, even / 100)  # a disturbed measurement must not promise the impossible
+    one_pass = max(short.seconds - short.rows * per_row, 0.0)
+    per_key = max(deep.seconds - short.seconds, 0.0) / deep.rows / max(deep.keys, 1)
+    if step_tokens:
+        return Calibration(step_tokens, 0.0, max(STALL, one_pass + step_tokens * (per_row + deep.keys * per_key)))
+    chunk = min(MOST, max(LEAST, int((max(STALL, 2 * one_pass) - one_pass) / per_row)))
+    least = LEAST * (per_row + deep.keys * per_key)  # a step always has room for these
+    return Calibration(chunk, per_key / per_row, max(STALL, one_pass + max(chunk * per_row, least)))
+
+
+class _Probe:
+    """A text whose past is all there, in one slab over and over: what is in it does not matter for the time."""
+
+    def __init__(self, batch: Batch, kv: Kv, facts: ModelFacts) -> None:
+        self._batch, self._info, slab_tokens = batch, batch.info, facts.slab_tokens
+        self._attention = Attention(facts.pinned, facts.window, POSITIONS[facts.positions])
+        kv.attach(_KEY, np.empty(0, np.uint32), self._attention)
+        self._slabs = kv.take(_KEY, min(1 + -(-_MANY // slab_tokens), kv.free))
+        own = max(1, len(self._slabs) - 1)  # slabs of the rows themselves; the rest is the past
+        self.most = min(_MANY, own * slab_tokens, facts.max_len - 1)  # rows of a step
+        seen = min(facts.max_len - 1, facts.pinned + facts.window if facts.window else facts.max_len)
+        past = max(0, seen - self.most) // slab_tokens if len(self._slabs) > 1 else 0
+        self.depth, self._own = past * slab_tokens, self._slabs[:own]
+
+    def time(self, rows: int, depth: int) -> Timing:
+        """A step of so many rows, at most ``most``, after ``depth`` tokens, whole slabs."""
+        tokens = np.random.default_rng(rows).integers(0, self._info.vocab, depth + rows, dtype=np.uint32)
+        lane = Lane(self._info, tokens, 1, self._attention, Sampling(), id=_KEY)
+        lane.add_slabs(([self._slabs[-1]] * (depth // self._info.slab_tokens) + self._own)[: len(lane.slabs)])
+        lane.position = depth
+        begin = time.perf_counter()
+        self._batch.run([(lane, rows)])
+        return Timing(rows, depth, time.perf_counter() - begin)

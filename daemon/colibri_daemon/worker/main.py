@@ -1,0 +1,119 @@
+"""A worker process from start to end: load the model, measure, say ready, serve."""
+
+from __future__ import annotations
+
+import mmap
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from colibri_engine import Engine
+from colibri_engine._colibri import lib
+from colibri_engine.batch import SCORED_ROWS, Batch, Lane
+from colibri_engine.container import Manifest
+from colibri_engine.errors import ColibriError
+
+from ..common import ipc, log, memory
+from ..common.exit_codes import Exit
+from ..common.facts import ModelFacts
+from ..common.kv import slabs_needed
+from ..common.pages import Field, Page, State
+from ..common.settings import Settings
+from .calibrate import LEAST, MOST, calibrate
+from .kv import LocalKv
+from .link import Link
+from .loop import Loop
+from .scheduler import Scheduler
+
+_SLICE = 32 << 20  # bytes of weights between two reports of progress
+_log = log.get("worker")
+
+
+def run(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts) -> int:
+    """The process's exit code. link and control are non-blocking; page is this process's own."""
+    with _stop_signal() as stop:
+        page[Field.STATE] = State.LOADING
+        try:
+            loop, engine = _load(Link(link), control, stop, page, settings, facts)
+        except (ColibriError, OSError, ValueError, MemoryError) as e:
+            _log.error("cannot load the model", reason=str(e))
+            ipc.send_control(control, {"t": "failed", "reason": str(e) or type(e).__name__})
+            return Exit.CANNOT_LOAD
+        with closing(engine):
+            page[Field.STATE] = State.READY
+            ipc.send_control(control, {"t": "ready"})
+            code = loop.run()
+            page[Field.STATE] = State.STOPPING
+            return code
+
+
+@contextmanager
+def _stop_signal() -> Iterator[socket.socket]:
+    """A socket that becomes readable with SIGTERM."""
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        handler = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        former = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(former)
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, settings: Settings,
+          facts: ModelFacts) -> tuple[Loop, Engine]:
+    """Everything up to READY, which it sends."""
+    folder = Path(facts.folder)
+    _warm(folder, page)
+    threads = settings.threads_per_worker(lib.colibri_host_threads())
+    engine = Engine.open(folder, threads, kv_format=facts.kv_format, slab_tokens=facts.slab_tokens, populate=True,
+                         max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
+                         max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8])
+    try:
+        kv = LocalKv(engine.arena(_slabs(settings, facts)), facts.slab_tokens)
+        batch = Batch(engine, kv.arena, settings.max_seqs)
+        found = calibrate(batch, kv, facts, settings.step_tokens)
+        page[Field.SLABS], page[Field.FREE_SLABS] = kv.total, kv.free
+        scheduler: Scheduler[Lane] = Scheduler(settings.max_seqs, found.chunk, SCORED_ROWS, facts.slab_tokens,
+                                               found.key_cost)  # fmt: skip
+        loop = Loop(engine, batch, kv, link, control, stop, page, scheduler)
+    except BaseException:
+        engine.close()
+        raise
+    _log.info("loaded", threads=threads, isa=engine.info.isa, slabs=kv.total, chunk=found.chunk,
+              stall_ms=round(1000 * found.stall))
+    link.send([ipc.READY, {"max_seqs": settings.max_seqs, "slabs": kv.total, "chunk": found.chunk,
+                           "stall_ms": round(1000 * found.stall, 1)}])
+    return loop, engine
+
+
+def _slabs(settings: Settings, facts: ModelFacts) -> int:
+    """This worker's share of the KV memory."""
+    total = settings.kv_bytes
+    if not total:
+        each = slabs_needed(facts.max_len, facts.pinned, facts.window, settings.step_tokens or MOST, facts.slab_tokens)
+        total = memory.kv_bytes(memory.available(), facts.weight_bytes, facts.slab_bytes,
+                                each * settings.max_seqs * settings.workers)
+    slabs = total // settings.workers // facts.slab_bytes
+    if slabs < 1:
+        raise ValueError(f"kv_bytes is {total}: {settings.workers} workers need at least "
+                         f"{settings.workers * facts.slab_bytes} for one slab each")  # fmt: skip
+    return slabs
+
+
+def _warm(folder: Path, page: Page) -> None:
+    """Brings the weights into the page cache a slice at a time, so that loading can be watched."""
+    files = Manifest.load(folder).files
+    page[Field.TO_LOAD] = sum(size for _, size in files)
+    for name, size in files:
+        with open(folder / name, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+            for at in range(0, size, _SLICE):
+                end = min(at + _SLICE, size)
+                mapped.madvise(mmap.MADV_WILLNEED, at, end - at)
+                mapped[at : end : mmap.PAGESIZE]  # noqa: B018 - reading a byte of each page is the point
+                page[Field.LOADED] += end - at
+                page[Field.PROGRESS] += 1

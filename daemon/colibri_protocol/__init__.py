@@ -1,0 +1,1 @@
+"""The client protocol of the Colibri daemon, sans I/O: messages, framing, connection state. No sockets, no clocks."""

@@ -1,0 +1,276 @@
+"""The real dispatcher on uvloop, its sockets real, with scripted peers: clients that speak the protocol by
+colibri_protocol, and workers that speak common/ipc.py and do what a test tells them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import resource
+import socket
+import tempfile
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import uvloop
+from colibri_daemon.common import ipc
+from colibri_daemon.common.facts import ModelFacts
+from colibri_daemon.common.job import Job
+from colibri_daemon.common.pages import Page, make_pages
+from colibri_daemon.common.settings import Settings
+from colibri_daemon.dispatcher.main import Dispatcher
+from colibri_daemon.dispatcher.session import Session, Timeouts
+from colibri_protocol.connection import Connection, Role
+from colibri_protocol.messages import Done, Error, Generate, Hello, Score, Stats, StatsReply, TokensOut, Welcome
+
+SECONDS = 10.0  # for anything to happen
+VOCAB, MAX_LEN, EOS = 100, 64, 2
+FACTS = ModelFacts("folder", "made up", "a" * 64, "b" * 64, "llama", "q4", VOCAB, MAX_LEN, MAX_LEN, (EOS,), 0, 0,
+                   "cache", "f16", 16, 4096, 1000)  # fmt: skip
+READY = {"max_seqs": 4, "slabs": 64, "chunk": 32, "stall_ms": 100}
+ENDS = (Done, Error)
+
+
+def on_uvloop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs an async test on the loop that the dispatcher has in production."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
+
+
+def ids(*tokens: int) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    """Waits for a truthy value."""
+    async with asyncio.timeout(SECONDS):
+        while not (value := condition()):
+            await asyncio.sleep(0.002)
+    return value
+
+
+class Client:
+    """One connection. said: the events received and not taken yet."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.conn, self.said = sock, Connection(Role.CLIENT), []  # type: ignore[var-annotated]
+        self.ended = False  # the dispatcher has closed
+
+    async def say(self, message: Any, request_id: int = 0) -> None:
+        await self.raw(self.conn.send(message, request_id))
+
+    async def raw(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def ask(self, body: dict[str, Any], request_id: int) -> None:
+        """GENERATE with a body that colibri_protocol might not let us send."""
+        self.conn.live.add(request_id)
+        await self.raw(ipc.pack([Generate.TAG, request_id, body]))
+
+    async def hear(self) -> tuple[Any, int]:
+        """The next message; EOFError when there will be none."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(SECONDS):
+            while not self.said:
+                try:
+                    data = b"" if self.ended else await loop.sock_recv(self.sock, 1 << 16)
+                except ConnectionResetError:  # it closed without having read all of ours
+                    data = b""
+                if not data:
+                    self.ended = True
+                    raise EOFError
+                self.said += self.conn.receive(data)
+        return self.said.pop(0)
+
+    async def hear_a(self, kind: type, request_id: int = 0) -> Any:
+        message, heard_id = await self.hear()
+        assert (type(message), heard_id) == (kind, request_id), message
+        return message
+
+    async def rest(self, request_id: int) -> list[Any]:
+        """All messages of one request to its end; those of others must not come between."""
+        messages = []
+        while not messages or not isinstance(messages[-1], ENDS):
+            message, heard_id = await self.hear()
+            assert heard_id == request_id, message
+            messages.append(message)
+        return messages
+
+    async def refused(self, message: Any, request_id: int = 1) -> Error:
+        """The ERROR that answers a request at once."""
+        await self.say(message, request_id)
+        return await self.hear_a(Error, request_id)
+
+    async def closed(self) -> None:
+        """Nothing more is heard, and the dispatcher has closed."""
+        try:
+            message = await self.hear()
+        except EOFError:
+            return
+        raise AssertionError(f"heard {message}")
+
+    async def stats(self) -> StatsReply:
+        await self.say(Stats())
+        return await self.hear_a(StatsReply)
+
+
+class Worker:
+    """The worker's end of a link."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self._unframer, self._heard, self.steps = sock, ipc.Unframer(), [], 0  # type: ignore[var-annotated]
+
+    async def say(self, *message: Any) -> None:
+        await self.raw(ipc.pack(message))
+
+    async def raw(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def step(self, *rows: list[Any]) -> None:
+        """Rows of one step: [key, ids or (), details or None]."""
+        self.steps += 1
+        await self.say(ipc.STEP, self.steps, list(rows), {"free": 60, "rows": len(rows), "us": 100})
+
+    async def hear(self) -> list[Any]:
+        async with asyncio.timeout(SECONDS):
+            while not self._heard:
+                data = await asyncio.get_running_loop().sock_recv(self.sock, 1 << 16)
+                if not data:
+                    raise EOFError
+                self._heard += self._unframer.feed(data)
+        return self._heard.pop(0)
+
+    async def assigned(self) -> tuple[int, Job]:
+        tag, key, body = await self.hear()
+        assert tag == ipc.ASSIGN, tag
+        return key, Job.from_wire(body)
+
+    async def told(self, *message: Any) -> None:
+        assert await self.hear() == list(message)
+
+    def die(self) -> None:
+        self.sock.close()
+
+
+class Rig:
+    """page, control: what the supervisor has of the dispatcher."""
+
+    def __init__(self, stack: contextlib.ExitStack, path: Path, settings: Settings, facts: ModelFacts,
+                 timeouts: Timeouts) -> None:
+        self._stack, self._path = stack, path
+        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener.bind(str(path))
+        self.listener.listen(128)
+        self.control, theirs = ipc.control()
+        stack.enter_context(self.control)
+        self.page: Page = make_pages(1)[0]
+        self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.listener, theirs, self.page, settings, facts,
+                                     timeouts)
+        stack.callback(self.dispatcher.close)
+        self.requests = self.dispatcher.requests
+
+    @property
+    def sessions(self) -> set[Session]:
+        return self.dispatcher.server.sessions
+
+    @property
+    def paused(self) -> bool:
+        return any(session.pausing for session in self.sessions)
+
+    @property
+    def closing(self) -> bool:
+        return any(session.closing for session in self.sessions)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that wait for clients."""
+        return sum(session.channel.buffered for session in self.sessions)
+
+    async def dial(self) -> Client:
+        sock = self._stack.enter_context(socket.socket(socket.AF_UNIX))
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, str(self._path))
+        return Client(sock)
+
+    async def client(self, **hello: Any) -> Client:
+        """A connection that has been welcomed."""
+        client = await self.dial()
+        await client.say(Hello(proto_min=1, proto_max=1, **hello))
+        await client.hear_a(Welcome)
+        return client
+
+    async def worker(self, slot: int = 0, **ready: int) -> Worker:
+        """A loaded worker."""
+        worker = self.link(slot)
+        await worker.say(ipc.READY, READY | ready)
+        await until(lambda: any(w.loaded and w.slot == slot for w in self.dispatcher.workers))
+        return worker
+
+    def link(self, slot: int = 0) -> Worker:
+        """A worker that has not loaded yet."""
+        ours, theirs = ipc.link()
+        self._stack.enter_context(ours)
+        self.tell({"t": "worker", "slot": slot, "epoch": 1, "pid": 1000 + slot}, (theirs.fileno(),))
+        theirs.close()
+        return Worker(ours)
+
+    def tell(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+        assert ipc.send_control(self.control, message, fds)
+
+    async def told(self) -> str:
+        """What the dispatcher says to the supervisor."""
+        packet = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.control, 4096), SECONDS)
+        return msgpack.unpackb(packet)["t"] if packet else "gone"
+
+
+@contextlib.asynccontextmanager
+async def rig(facts: ModelFacts = FACTS, timeouts: Timeouts | None = None, **settings: Any) -> AsyncIterator[Rig]:
+    """settings: those that differ from the defaults."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="colibri-"))
+        yield Rig(stack, Path(folder) / "s", Settings(**settings), facts, timeouts or Timeouts())
+
+
+def generate(*tokens: int, **fields: Any) -> Generate:
+    return Generate(tokens=ids(*tokens or (5, 6, 7)), **fields)
+
+
+def score(*tokens: int, **fields: Any) -> Score:
+    return Score(tokens=ids(*tokens or (5, 6, 7)), **fields)
+
+
+def tokens_of(messages: list[Any]) -> list[int]:
+    """The output in TOKENS messages, which must be without gap or overlap."""
+    output: list[int] = []
+    for message in messages:
+        if isinstance(message, TokensOut):
+            output += array("I", message.ids)
+    return output
+
+
+def facts(**changes: Any) -> ModelFacts:
+    return dataclasses.replace(FACTS, **changes)
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Any:
+    """Within it, this process cannot open anything more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -1,0 +1,75 @@
+"""From the children's states to what clients are told."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from colibri_daemon.supervisor.health import View, WorkerView, report
+from colibri_daemon.supervisor.lifecycle import RUNNING, State
+from colibri_protocol.messages import HealthReply
+
+
+def worker(slot: int, state: State, **fields) -> WorkerView:
+    values = {"busy": False, "stalled": 0.0, "restarts": 0, "pid": 10 if state in RUNNING else 0, "resident": 0}
+    return WorkerView(slot, state, **(values | fields))
+
+
+def view(*states: State, dispatcher: State = State.READY, **fields) -> View:
+    return View(dispatcher, [worker(slot, state) for slot, state in enumerate(states)], **fields)
+
+
+@pytest.mark.parametrize(
+    ("seen", "state", "ready"),
+    [
+        (view(State.DOWN, dispatcher=State.DOWN), "starting", False),
+        (view(State.READY, dispatcher=State.LOADING), "starting", False),
+        (view(State.LOADING, State.LOADING), "starting", False),
+        (view(State.READY, State.LOADING), "starting", False),  # full service, or a failed start, comes soon
+        (view(State.READY, State.BACKOFF), "degraded", True),
+        (view(State.READY, State.READY), "ready", True),
+        (view(State.READY, State.LOADING, served=True), "degraded", True),
+        (view(State.HUNG, State.BACKOFF, served=True), "degraded", False),
+        (view(State.READY, dispatcher=State.LOADING, served=True), "degraded", False),
+        (view(State.READY, draining=True), "draining", False),
+        (view(State.READY, draining=True, failure="why"), "failed", False),
+    ],
+)
+def test_states(seen, state, ready):
+    body = report(seen)
+    assert (body["state"], body["ready"]) == (state, ready)
+    assert bool(body["reason"]) == (state != "ready")
+
+
+def test_only_the_ready_have_no_reason():
+    for states in itertools.product(State, repeat=2):
+        for served, draining in itertools.product((False, True), repeat=2):
+            body = report(view(*states, served=served, draining=draining))
+            assert body["ready"] <= (body["state"] in ("ready", "degraded"))
+            assert bool(body["reason"]) == (body["state"] != "ready")
+
+
+def test_progress_of_loading_and_of_verifying():
+    loading = [worker(0, State.LOADING, loaded=25, to_load=100), worker(1, State.LOADING, loaded=75, to_load=100)]
+    assert report(View(State.READY, loading))["progress"] == 0.5
+    assert report(View(State.READY, loading, checked=(30, 40)))["progress"] == 0.75
+    assert "progress" not in report(View(State.READY, [worker(0, State.DOWN)]))
+    assert "progress" not in report(View(State.READY, [worker(0, State.READY, loaded=100, to_load=100)]))
+
+
+def test_a_worker():
+    busy = worker(3, State.READY, busy=True, stalled=1.25, restarts=2, pid=77, resident=4096)
+    assert report(View(State.READY, [busy]))["workers"] == [
+        {"slot": 3, "up": True, "busy": True, "progress_age_ms": 1250.0, "restarts": 2, "pid": 77,
+         "resident_bytes": 4096}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_protocol_takes_it(state):
+    """Every field, and no other."""
+    body = report(View(State.READY, [worker(0, state, busy=True, stalled=0.5, loaded=1, to_load=2)]))
+    reply = HealthReply.from_body(body)
+    assert body.keys() <= HealthReply.__dataclass_fields__.keys()
+    assert body["workers"][0].keys() == reply.workers[0].__dataclass_fields__.keys()
+    assert (reply.state, reply.workers[0].progress_age_ms) == (body["state"], 500.0)

@@ -1,0 +1,221 @@
+"""The scheduler: who gets rows, how many, and that everybody ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from colibri_daemon.worker.scheduler import LEAST_CHUNK, Plan, Scheduler
+from hypothesis import given
+from hypothesis import strategies as st
+
+SLAB = 4
+
+
+@dataclass(eq=False)
+class Line:
+    """A text: prompt, then ``more`` tokens, each known once the one before is computed."""
+
+    prompt: int
+    more: int = 1
+    scored_from: int = 0
+    scored_to: int = 0
+    position: int = 0
+    n_slabs: int = 0
+    n_held: int = 0
+    sees: int = 1000
+
+    def __post_init__(self) -> None:
+        self.target = self.prompt
+
+    def advance(self, rows: int) -> bool:
+        """Takes a step's rows. True at the end of the text."""
+        self.position += rows
+        assert self.position <= self.target
+        if self.position == self.target:
+            self.target += 1
+        return self.target == self.prompt + self.more
+
+
+class Slabs:
+    """Carries plans out, as the worker's loop does, and checks them."""
+
+    def __init__(self, scheduler: Scheduler[Line], total: int) -> None:
+        self.scheduler, self.total, self.free = scheduler, total, total
+
+    def step(self) -> tuple[Plan[Line], list[Line]]:
+        """(the plan, those that have ended)."""
+        running = list(self.scheduler.running)
+        plan = self.scheduler.plan(self.free)
+        for line in plan.preempted:
+            self._rewind(line)
+        ended = []
+        for line, rows in plan.work:
+            assert line in running
+            assert line not in plan.preempted
+            need = max(0, -(-(line.position + rows) // SLAB) - line.n_slabs)
+            self.free -= need
+            assert self.free >= 0
+            line.n_slabs += need
+            line.n_held += need
+            if line.advance(rows):
+                ended.append(line)
+        if plan.misfit:
+            ended.append(plan.misfit)
+        for line in ended:
+            self.scheduler.finish(line)
+            self._rewind(line)
+        return plan, ended
+
+    def _rewind(self, line: Line) -> None:
+        self.free += line.n_held
+        line.position = line.n_slabs = line.n_held = 0
+
+
+def scheduler(max_seqs: int = 8, step_tokens: int = 16, scored_rows: int = 4, key_cost: float = 0.0) -> Scheduler[Line]:
+    return Scheduler(max_seqs, step_tokens, scored_rows, SLAB, key_cost)
+
+
+def admitted(s: Scheduler[Line], *lines: Line) -> list[Line]:
+    for line in lines:
+        s.admit(line)
+    return list(lines)
+
+
+def test_decode_rows_come_first_and_prefill_by_arrival_fills_the_rest() -> None:
+    s = scheduler()
+    a, b, c = admitted(s, Line(20, 9), Line(3, 9), Line(30, 9))
+    run = Slabs(s, 100)
+    assert run.step()[0].work == [(a, 16)]
+    assert run.step()[0].work == [(a, 4), (b, 3), (c, 9)]
+    assert run.step()[0].work == [(a, 1), (b, 1), (c, 14)]
+    d = admitted(s, Line(2, 9))[0]
+    assert run.step()[0].work == [(a, 1), (b, 1), (c, 7), (d, 2)]
+
+
+def test_prefill_goes_on_however_many_decode() -> None:
+    s = scheduler(max_seqs=20, step_tokens=16)
+    decoding = admitted(s, *(Line(1, 50) for _ in range(15)))
+    run = Slabs(s, 1000)
+    late = admitted(s, Line(40, 2))[0]
+    assert run.step()[0].work == [*((line, 1) for line in decoding), (late, LEAST_CHUNK)]
+
+
+def test_rows_deep_in_a_text_count_more() -> None:
+    s = scheduler(step_tokens=40, key_cost=0.1)
+    shallow, deep = Line(200), Line(200, sees=30)
+    deep.position = deep.n_held = 100
+    deep.n_slabs = 25
+    admitted(s, shallow)
+    assert s.plan(1000).work == [(shallow, 40)]
+    s.finish(shallow)
+    admitted(s, deep)
+    assert s.plan(1000).work == [(deep, 10)]  # each costs 1 + 0.1 * 30
+    other = admitted(s, Line(200))[0]
+    assert s.plan(1000).work == [(deep, 10)]
+    deep.target = 101
+    assert s.plan(1000).work == [(deep, 1), (other, 36)]
+
+
+def test_scored_rows_are_few_and_a_chunk_ends_with_them() -> None:
+    s = scheduler(step_tokens=32, scored_rows=4)
+    a, b = admitted(s, Line(20, scored_from=6, scored_to=15), Line(9, scored_from=0, scored_to=8))
+    run = Slabs(s, 100)
+    rows = [dict(run.step()[0].work) for _ in range(5)]
+    assert rows[0] == {a: 10}
+    assert rows[1] == {a: 4}
+    assert rows[2] == {a: 1, b: 3}
+    assert rows[3] == {a: 5, b: 4}
+    assert rows[4] == {b: 1}
+
+
+def test_the_paused_are_left_out_and_come_back_to_their_place() -> None:
+    s = scheduler()
+    a, b, c = admitted(s, *(Line(1, 9) for _ in range(3)))
+    run = Slabs(s, 100)
+    s.pause(a)
+    s.pause(a)
+    assert run.step()[0].work == [(b, 1), (c, 1)]
+    s.resume(a)
+    s.resume(a)
+    assert run.step()[0].work == [(a, 1), (b, 1), (c, 1)]
+    s.pause(b)
+    s.finish(b)
+    assert run.step()[0].work == [(a, 1), (c, 1)]
+
+
+def test_nothing_to_do() -> None:
+    s = scheduler()
+    assert s.plan(5) == Plan()
+    s.admit(line := Line(3))
+    s.pause(line)
+    assert s.plan(5) == Plan()
+
+
+def test_the_paused_and_then_the_youngest_give_way() -> None:
+    s = scheduler()
+    a, b, c = admitted(s, *(Line(4, 50) for _ in range(3)))
+    run = Slabs(s, 3)
+    assert len(run.step()[0].work) == 3
+    s.pause(a)
+    plan, _ = run.step()
+    assert (plan.preempted, plan.work) == ([a, c], [(b, 1)])
+    assert b.n_held == 2
+
+
+def test_one_that_all_slabs_are_too_few_for() -> None:
+    s = scheduler()
+    a, b = admitted(s, Line(20), Line(8, 2))
+    run, ended = Slabs(s, 4), []
+    while s.running:
+        plan, gone = run.step()
+        ended += gone
+        assert plan.misfit in (None, a)
+    assert ended == [a, b]
+
+
+@pytest.mark.parametrize("total", [0, 1])
+def test_no_slabs_at_all(total: int) -> None:
+    s = scheduler()
+    line = admitted(s, Line(30))[0]
+    run = Slabs(s, total)
+    for _ in range(3):
+        plan, ended = run.step()
+        if ended:
+            break
+    assert plan.misfit is line
+
+
+LINES = st.lists(st.builds(lambda p, m, f, n: Line(p, m, min(f, p), min(p, max(f, f + n))), st.integers(1, 60),
+                           st.integers(1, 20), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12)  # fmt: skip
+
+
+@given(LINES, st.integers(1, 12), st.integers(8, 40), st.integers(20, 60), st.randoms())
+def test_everybody_ends_whatever_the_room(lines, max_seqs, step_tokens, total, random) -> None:
+    """Joining, pausing and resuming at random: the bounds of a step hold and each text ends, with few slabs too."""
+    s = scheduler(max_seqs, step_tokens)
+    run, waiting, ended = Slabs(s, total), list(lines), 0
+    for turn in range(20_000):
+        if waiting and random.random() < 0.3:
+            s.admit(waiting.pop())
+        if s.running and turn < 200 and random.random() < 0.1:
+            s.pause(random.choice(s.running))
+        if s.paused and (turn >= 200 or random.random() < 0.3):
+            s.resume(random.choice(s.paused))
+        before = {line: line.position for line in s.running}
+        plan, gone = run.step()
+        assert plan.misfit is None  # a text of 80 tokens takes 20 slabs
+        assert len({id(line) for line, _ in plan.work}) == len(plan.work) <= max_seqs
+        assert sum(rows for _, rows in plan.work) <= max(step_tokens, len(plan.work) + LEAST_CHUNK)
+        scored = 0
+        for line, rows in plan.work:
+            assert rows > 0
+            start, end = before[line], before[line] + rows
+            assert not (start < line.scored_to < end)
+            scored += max(0, min(end, line.scored_to) - max(start, line.scored_from))
+        assert scored <= 4
+        ended += len(gone)
+        if ended == len(lines):
+            assert run.free == total
+            return
+    pytest.fail(f"{len(lines) - ended} texts never end")
