@@ -35,7 +35,7 @@ stop() {
 "${bin}colibrid" serve --model "$model" --socket "$socket" --log-level warning &
 daemon=$!
 trap stop EXIT
-"${bin}colibri-client" --socket "$socket" health --wait 60 --quiet
+"${bin}colibri-client" --socket "$socket" health --wait 60 >/dev/null
 
 echo "> $question"
 "${bin}colibri-client" --socket "$socket" generate --chat "$question" --max-tokens 96 --temperature 0.2 --top-p 0.9 --seed 1

@@ -10,12 +10,14 @@ import click
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("colibri_daemon.commands", "serve", "Serve a model on a Unix socket."),
     "check-config": ("colibri_daemon.config_commands", "check_config", "Check a configuration file."),
+    "config-reference": ("colibri_daemon.config_commands", "config_reference", "Print every setting."),
     "convert": ("colibri_engine.commands", "convert", "Convert a Hugging Face folder or a GGUF file."),
     "synth-model": ("colibri_engine.commands", "synth_model", "Write a random-weight model of any geometry."),
     "inspect": ("colibri_engine.commands", "inspect", "Show what is in a model folder."),
     "verify": ("colibri_engine.commands", "verify", "Check every checksum of a model folder."),
     "selftest": ("colibri_engine.commands", "selftest", "Compute the numerics fingerprint and compare it."),
     "perplexity": ("colibri_engine.commands", "perplexity", "Measure a model's perplexity on a text."),
+    "completion": ("colibri_daemon.completion", "completion", "Print a shell completion script."),
 }
 
 

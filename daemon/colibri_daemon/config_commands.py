@@ -51,8 +51,8 @@ class Report:
             "problems": self.problems,
             "warnings": self.warnings,
             "settings": {
-                name: {"value": setting.text(getattr(settings, name)), "from": settings.origin(name)}
-                for name, setting in SETTINGS.items()
+                name: {"value": value, "from": settings.origin(name)}
+                for name, value in settings.model_dump(mode="json").items()
             } if settings else {},
             "threads": self.threads,
             "model": self.facts.to_wire() if self.facts else None,
@@ -130,7 +130,7 @@ def _examine_model(settings: Settings, report: Report) -> None:
         report.problems.append(f"model: {e}")
         return
     if split.weights + split.kv > split.available:
-        report.warnings.append(f"weights and KV cache need {split.weights + split.kv} bytes, only {split.available} are "
+        report.warnings.append(f"weights and KV cache need {split.weights + split.kv} bytes and {split.available} are "
                                "available: lower kv_bytes or give the daemon more memory")  # fmt: skip
     if not split.fitting:
         report.warnings.append(f"a request of full length needs {split.longest} slabs, a worker has "
@@ -143,7 +143,8 @@ def _threads(settings: Settings, report: Report) -> int:
     cores = lib.colibri_host_threads()
     threads = settings.threads_per_worker(cores)
     if threads * settings.workers > cores:
-        report.warnings.append(f"{settings.workers} workers of {threads} threads share {cores} cores: lower one of them")
+        report.warnings.append(f"workers x threads is {settings.workers * threads}, more than the {cores} cores there "
+                               "are: lower one of them")  # fmt: skip
     return threads
 
 

@@ -15,7 +15,7 @@ import msgpack
 from .errors import Code, ConnectionFault, InvalidMessage, LocalError, ProtocolError, retryable
 from .framing import frame
 from .kinds import U53, bad, is_integer, shown
-from .message import MESSAGES, Message
+from .message import IGNORABLE, MESSAGES, Message
 from .messages import Error, TokensOut
 from .scan import broken, scan
 
@@ -46,26 +46,19 @@ def encode(message: Message, request_id: int = 0) -> bytes:
 def tokens_frame(request_id: int, ids: bytes, index: int, step: int, **rare: Any) -> bytes:
     """encode(TokensOut(...), request_id) without making the object: the dispatcher sends one per token. rare: values of
     the other fields, as they travel (usage as a map)."""
-    body: dict[str, Any] = {"ids": ids}
-    if index:
-        body["index"] = index
     if rare:
-        for name in _BEFORE_STEP:
-            if rare.get(name) is not None:
-                body[name] = rare[name]
-    if step:
-        body["step"] = step
-    if rare:
-        for name in _AFTER_STEP:
-            if rare.get(name) is not None:
-                body[name] = rare[name]
-    payload: bytes = _packer.pack((TokensOut.TAG, request_id, body))
-    return len(payload).to_bytes(4, "big") + payload
+        values = {"ids": ids, "index": index or None, "step": step or None, **rare}
+        body = {name: value for name in _TOKEN_FIELDS if (value := values.get(name)) is not None}
+    else:
+        body = {"ids": ids}
+        if index:
+            body["index"] = index
+        if step:
+            body["step"] = step
+    return frame(_packer.pack((TokensOut.TAG, request_id, body)))
 
 
 _TOKEN_FIELDS = [spec.wire for spec in TokensOut.SPECS]
-_BEFORE_STEP = _TOKEN_FIELDS[_TOKEN_FIELDS.index("index") + 1 : _TOKEN_FIELDS.index("step")]
-_AFTER_STEP = _TOKEN_FIELDS[_TOKEN_FIELDS.index("step") + 1 :]
 
 
 def error_message(exc: ProtocolError, tokens_sent: int = 0, retry_after_ms: int | None = None) -> Error:
@@ -118,19 +111,21 @@ def decode_body(envelope: Envelope, kind: type[Message]) -> Any:
 
 
 def decode(payload: bytes) -> tuple[Any, int]:
-    """The message in one payload, and its request id. For a connection in order see connection.py."""
+    """The message in one payload, None for one that may be skipped, and its request id. Any message in any order: a
+    connection.Connection knows what is allowed."""
     envelope = open_envelope(payload)
-    kind = MESSAGES.get(envelope.tag)
-    if kind is None:
+    if (kind := MESSAGES.get(envelope.tag)) is not None:
+        return decode_body(envelope, kind), envelope.id
+    if envelope.tag < IGNORABLE:
         raise ConnectionFault(Code.PROTOCOL, f"type {envelope.tag} is unknown")
-    return decode_body(envelope, kind), envelope.id
+    return None, envelope.id
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     """A map with each key once; keys are text or, in logit_bias, integers."""
     made: dict[Any, Any] = {}
     for key, value in pairs:
-        if not isinstance(key, str) and not is_integer(key):
+        if not _is_key(key):
             raise bad("body", f"has the key {shown(key)}; keys are text")
         if key in made:
             raise bad(str(key), "is there twice")
@@ -138,15 +133,24 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
     return made
 
 
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str) or is_integer(value)
+
+
 def _not_text(body: memoryview) -> InvalidMessage:
     """Names the field whose text is not UTF-8."""
-    loose = msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogateescape")
-    for key, value in loose.items() if isinstance(loose, dict) else ():
+    fields = msgpack.unpackb(body, object_pairs_hook=tuple, strict_map_key=False, unicode_errors="surrogateescape")
+    for key, value in fields if isinstance(fields, tuple) else ():
+        if not _is_key(key) or not _is_text(key):
+            break
         if not _is_text(value):
-            return bad(shown(key).strip("'"), "is not UTF-8 text")
+            return bad(str(key), "has text that is not UTF-8")
     return bad("body", "has text that is not UTF-8")
 
 
 def _is_text(value: Any) -> bool:
-    """Whether all text inside is UTF-8; repr escapes what is not."""
-    return "\\udc" not in repr(value)
+    try:
+        msgpack.packb(value)
+    except UnicodeEncodeError:
+        return False
+    return True

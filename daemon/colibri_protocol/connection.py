@@ -43,10 +43,10 @@ class Role(StrEnum):
 class State(StrEnum):
     """Of what one side may still say."""
 
-    START = "before the handshake"
-    OPEN = "after the handshake"
-    ENDING = "after BYE or GOAWAY"  # no new requests, live ones go on
-    CLOSED = "on a closed connection"
+    START = "nothing said yet"
+    OPEN = "HELLO or WELCOME said"
+    ENDING = "BYE or GOAWAY said: no new requests, live ones go on"
+    CLOSED = "may say nothing any more"
 
 
 class Event(NamedTuple):
@@ -242,7 +242,9 @@ class Connection:
             return f"{kind.NAME} is not sent by a {speaker.name.lower()}"
         if kind is Error and request_id == 0 and state is not State.CLOSED:
             return None
-        return f"{kind.NAME} is not allowed {state}"
+        if state is State.START:
+            return f"{kind.NAME} before {'HELLO' if speaker is Role.CLIENT or kind is Welcome else 'WELCOME'}"
+        return f"{kind.NAME} {'on a closed connection' if state is State.CLOSED else 'again'}"
 
     def _conflict(self, request_id: int) -> InvalidMessage | None:
         """Why a new request fails by itself, whatever is in it."""

@@ -99,6 +99,8 @@ def _plain(value: Any) -> Any:
         return value.to_body()
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return dict(sorted(value.items()))  # bytes must not depend on who made the map
     return value
 
 

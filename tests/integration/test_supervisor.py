@@ -119,13 +119,14 @@ def test_a_worker_that_dies_is_replaced(model, number):
 
 
 def test_a_dispatcher_that_dies_is_replaced(model):
-    """On the same socket."""
+    """On the same socket, in front of the same workers."""
     with Daemon(model, workers=2, threads=1) as daemon:
-        expected = generates(daemon)
+        expected, workers = generates(daemon), {daemon.pid_of("worker 0"), daemon.pid_of("worker 1")}
         os.kill(daemon.pid_of("dispatcher"), signal.SIGKILL)
         daemon.until(lambda: daemon.log(msg="process ended", child="dispatcher"))
         daemon.wait_ready()
         assert generates(daemon) == expected
+        assert {daemon.pid_of("worker 0"), daemon.pid_of("worker 1")} == workers
 
 
 def without(name: str):

@@ -22,7 +22,7 @@ from colibri_protocol.messages import (
 )
 
 from .dial import socket_path
-from .errors import ColibriError
+from .errors import ColibriError, ProtocolViolation
 from .options import (
     CheckOptions,
     GenerateOptions,
@@ -134,7 +134,7 @@ class AsyncClient:
         data, began = secrets.token_bytes(8), time.perf_counter()
         pong = await self._outcome(Question(Ping(data=data), Pong), timeout)
         if pong.data != data:
-            raise ColibriError("PONG with other data than PING; do client and daemon have the same version?")
+            raise ProtocolViolation("PONG with other data than PING")
         return time.perf_counter() - began
 
     async def _outcome(self, request: Request, timeout: float | None) -> Any:

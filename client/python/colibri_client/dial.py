@@ -8,8 +8,8 @@ import os
 import socket
 from collections.abc import Callable
 
-from .errors import ColibriError, ConnectionFailed, ConnectionLost
-from .link import Link, Reason
+from .errors import ConnectionFailed, ConnectionLost
+from .link import Link
 
 DEFAULT_SOCKET = "/run/colibri/colibri.sock"
 BUSY_SECONDS = 0.02  # between attempts while the daemon's queue of connections is full
@@ -42,7 +42,7 @@ async def dial(path: str, make: Callable[[], Link], seconds: float) -> Link:
     try:
         await _handshake(path, link, seconds)
     except BaseException:
-        link.drop(Reason(ColibriError, "the handshake was given up"))
+        link.drop()
         await asyncio.shield(link.closed)
         raise
     return link

@@ -46,6 +46,9 @@ class Reason:
         return self._make(self._what, tokens)
 
 
+CLOSED_HERE = Reason(ConnectionLost, "the connection was closed by this client")
+
+
 def lost(message: str) -> Reason:
     return Reason(ConnectionLost, message, again=True)
 
@@ -146,11 +149,11 @@ class Link(asyncio.Protocol):
         if self._reason is None:
             if self.welcome is not None and not self._connection.live:
                 self._send(Bye())
-            self._reason = Reason(ConnectionLost, "the connection was closed by this client")
+            self._reason = CLOSED_HERE
         self._flush()
         self._transport.close()
 
-    def drop(self, reason: Reason) -> None:
+    def drop(self, reason: Reason = CLOSED_HERE) -> None:
         """Ends the connection at once, without a word."""
         self._reason = self._reason or reason
         if self._transport is not None:

@@ -8,7 +8,7 @@ import secrets
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from functools import cache
 from typing import Any, TypedDict
 
 from colibri_protocol.errors import Code, InvalidMessage
@@ -128,12 +128,19 @@ def generate_message(tokens: TokenIds, options: Mapping[str, Any]) -> Generate:
         body["stop_seqs"] = [pack(s, f"stop_seqs[{i}]") for i, s in enumerate(body["stop_seqs"])]
     if isinstance(body.get("logit_bias"), Mapping):
         body["logit_bias"] = {_index(token): bias for token, bias in body["logit_bias"].items()}
-    if isinstance(body.get("resume"), Mapping):
-        body["resume"] = {**body["resume"], "tokens": pack(body["resume"].get("tokens", b""), "resume.tokens")}
-    made: Generate = _checked_message(Generate, body)
-    if made.seed is None and made.temperature > 0:
-        made = replace(made, seed=made.resume.seed if made.resume else secrets.randbits(64))
-    return made
+    resume = body.get("resume")
+    if isinstance(resume, Mapping):
+        body["resume"] = resume = {**resume, "tokens": pack(resume.get("tokens", b""), "resume.tokens")}
+    if "seed" not in body and body.get("temperature"):
+        body["seed"] = _seed(resume)
+    return _checked_message(Generate, body)
+
+
+def _seed(resume: Any) -> Any:
+    """That of the output to be resumed, or a new one."""
+    if isinstance(resume, Resume):
+        return resume.seed
+    return resume.get("seed", 0) if isinstance(resume, dict) else secrets.randbits(64)
 
 
 def score_message(tokens: TokenIds, top: int, start: int, options: Mapping[str, Any]) -> Score:
@@ -145,13 +152,18 @@ def check_message(tokens: TokenIds, options: Mapping[str, Any]) -> TokenCheck:
 
 
 def _body(message: type[Message], tokens: TokenIds, options: Mapping[str, Any]) -> dict[str, Any]:
-    known = [spec.name for spec in message.SPECS if spec.name != "tokens"]
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TypeError(f"{message.NAME} has no field {name!r}{hint}")
+    if unknown := options.keys() - _known(message):
+        name = min(unknown)
+        near = difflib.get_close_matches(name, _known(message), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise TypeError(f"{message.NAME} has no field {name!r}{hint}")
     return {"tokens": pack(tokens), **{name: value for name, value in options.items() if value is not None}}
+
+
+@cache
+def _known(message: type[Message]) -> frozenset[str]:
+    """Names of the fields that are keywords."""
+    return frozenset(spec.name for spec in message.SPECS) - {"tokens", "top", "start"}
 
 
 def _checked_message(message: type[Message], body: dict[str, Any]) -> Any:

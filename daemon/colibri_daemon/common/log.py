@@ -24,21 +24,14 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
+
+from .declaration import Settings
 
 LINE_BYTES = select.PIPE_BUF  # 4096: what a pipe takes whole or not at all
 _FRAMES = 12  # innermost frames of a traceback
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 _STDERR = 2
-
-
-class Choices(Protocol):
-    """What of Settings is used here."""
-
-    @property
-    def log_level(self) -> str: ...
-    @property
-    def log_format(self) -> str: ...
 
 
 class Logger:
@@ -75,7 +68,7 @@ def get(name: str) -> Logger:
     return Logger(logging.getLogger(name))
 
 
-def setup(role: str, settings: Choices) -> None:
+def setup(role: str, settings: Settings) -> None:
     """Sends everything this process logs to stderr as it is now. role: "supervisor", "dispatcher", "worker 0" …"""
     global _handler
     root = logging.getLogger()
@@ -84,7 +77,7 @@ def setup(role: str, settings: Choices) -> None:
         _handler.close()
     chosen = settings.log_format
     render = text_line if chosen == "text" or chosen == "auto" and os.isatty(_STDERR) else json_line
-    _handler = Handler(role, render, _is_journal(_STDERR))
+    _handler = Handler(Output(_STDERR), role, render, _is_journal(_STDERR))
     root.addHandler(_handler)
     root.setLevel(settings.log_level.upper())
     logging.captureWarnings(True)
@@ -159,9 +152,9 @@ def _traceback(exc_info: Any) -> str:
 class Handler(logging.Handler):
     """Makes lines of records and counts those that could not be written."""
 
-    def __init__(self, role: str, render: Callable[[Mapping[str, Any]], str], priority: bool) -> None:
+    def __init__(self, output: Output, role: str, render: Callable[[Mapping[str, Any]], str], priority: bool) -> None:
         super().__init__()
-        self.output = Output()
+        self.output = output
         self._role, self._render, self._priority = role, render, priority
         self._dropped = 0
         self._second, self._date = -1, ""
@@ -215,18 +208,19 @@ class Handler(logging.Handler):
 
 # ---- writing -------------------------------------------------------------------------------------------------------
 class Output:
-    """Standard error as a place to put whole lines without ever waiting.
+    """A descriptor, standard error, as a place to put whole lines without ever waiting.
 
-    stderr's own O_NONBLOCK stays as it is: that flag is shared with the shell and every other process that has the same
+    Its own O_NONBLOCK stays as it is: that flag is shared with the shell and every other process that has the same
     terminal or pipe. A pipe or terminal is opened anew instead, and a socket is told with each send. What cannot be
     opened is asked first whether there is room. A pipe says so if it has a whole page, and its write could only wait if
     other processes filled that page in between; a stopped terminal's can.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
         self._own: io.FileIO | socket.socket | None = None
         self._torn = False  # the last write left part of a line
-        self._send = self._way(_STDERR)
+        self._send = self._way(fd)
 
     def _way(self, fd: int) -> Callable[[bytes], int | None]:
         try:
@@ -262,9 +256,10 @@ class Output:
             self._own = None
 
     def after_fork(self) -> None:
-        """In a child, which may close all descriptors: from now on only stderr itself."""
-        self.close()
-        self._send = functools.partial(_ask_and_write, _STDERR)
+        """In a child, which may close all descriptors: from now on only the one that was given."""
+        if self._own is not None:
+            self.close()
+            self._send = functools.partial(_ask_and_write, self._fd)
 
 
 def _nowhere(line: bytes) -> int:

@@ -26,7 +26,7 @@ _V1 = _Kind("sys/fs/cgroup/memory", ("memory.limit_in_bytes",), "memory.usage_in
 
 def available(root: Path = Path("/")) -> int:
     """Bytes that may still be used, file cache counted as free. root: where proc and sys are."""
-    return max(0, min(_machine(root), *_groups(root)))
+    return max(0, min([_machine(root), *_groups(root)]))
 
 
 def kv_bytes(free: int, weight_bytes: int, slab_bytes: int, slabs: int) -> int:

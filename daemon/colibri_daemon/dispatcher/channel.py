@@ -9,7 +9,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
 READ_BYTES = 64 << 10  # at most per socket and loop turn, so that no peer holds the others up
 WRITE_BUFFERS = 64  # chunks in one writev
@@ -65,7 +65,7 @@ class Channel:
         self.out: list[bytes] = []  # whole messages of this loop turn; whoever appends calls mark() unless marked
         self.marked = False
         self.buffered = 0  # bytes of earlier turns that the kernel has not taken
-        self.progress_at = 0.0  # when it last took some, or had nothing to take
+        self.progress_at = 0.0  # when it last took some, while there are any
         self._chunks: deque[bytes | memoryview] = deque()  # those bytes; each is whole messages, but for the first
         self._writing = self._linger = False
         self._reading = True
@@ -88,17 +88,23 @@ class Channel:
     def flush(self) -> None:
         """Writes what this turn left in ``out``, as far as the kernel takes it."""
         self.marked = False
-        if self.fd < 0 or not self.out:
-            return self.out.clear()
-        chunk = self.out[0] if len(self.out) == 1 else b"".join(self.out)
-        self.out.clear()
-        self._chunks.append(chunk)
-        self.buffered += len(chunk)
-        if not self._writing:
+        out = self.out
+        if self.fd < 0 or not out:
+            return out.clear()
+        chunk = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        if self._writing:
+            self._keep(chunk)
+        elif (sent := self._try(self._sock.send, chunk)) < len(chunk) and self.fd >= 0:
             self.progress_at = self._outbox.clock()
-            self._write()
+            self._keep(memoryview(chunk)[sent:] if sent else chunk)
+            self._start_writing()
         if self.buffered > self._high:
             self._owner.crowded()
+
+    def _keep(self, chunk: bytes | memoryview) -> None:
+        self._chunks.append(chunk)
+        self.buffered += len(chunk)
 
     def drop_unsent(self) -> None:
         """Forgets the messages of which no byte was sent."""
@@ -147,25 +153,23 @@ class Channel:
             self._owner.ended(None)
 
     def _write(self) -> None:
-        try:
-            sent = self._send()
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as e:
-            return self._fail(e)
-        if sent:
+        """The socket takes more."""
+        if sent := self._try(self._sock.sendmsg, list(islice(self._chunks, WRITE_BUFFERS))):
             self._took(sent)
-        if self._chunks:
-            self._start_writing()
-        else:
+        if not self._chunks:
             self._stop_writing()
             if self._linger:
                 self.close()
 
-    def _send(self) -> int:
-        if len(self._chunks) == 1:
-            return self._sock.send(self._chunks[0])
-        return self._sock.sendmsg(list(islice(self._chunks, WRITE_BUFFERS)))
+    def _try(self, send: Callable[[Any], int], data: Any) -> int:
+        """How many bytes the kernel takes now. Closes the channel if the socket is broken."""
+        try:
+            return send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as e:
+            self._fail(e)
+            return 0
 
     def _took(self, sent: int) -> None:
         """The kernel took this many bytes."""

@@ -8,8 +8,10 @@ saves up a share, nobody pays for an empty house.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from heapq import nlargest
+from operator import itemgetter
 
-MAX_OWNERS = 4096  # remembered at most; then those behind the common clock, who lose nothing by it, are forgotten
+MAX_OWNERS = 4096  # remembered at most; then the half that owes least is forgotten
 
 
 class FairShare:
@@ -30,7 +32,7 @@ class FairShare:
         self._now = start
         self._served[owner] = start + tokens
         if len(self._served) > MAX_OWNERS:
-            self._served = {o: clock for o, clock in self._served.items() if clock > start}
+            self._served = dict(nlargest(MAX_OWNERS // 2, self._served.items(), key=itemgetter(1)))
 
     def charge(self, owner: Hashable, tokens: float) -> None:
         """owner got more, later."""

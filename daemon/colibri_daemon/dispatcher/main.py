@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import time
@@ -62,8 +63,10 @@ class Dispatcher:
     # ---- the supervisor's words ------------------------------------------------------------------------------------
 
     def _worker(self, message: dict[str, Any], fds: list[int]) -> None:
-        sock = socket.socket(fileno=fds[0])
-        self.workers.attach(message["slot"], message["epoch"], message["pid"], sock)
+        if not fds:  # there was no descriptor left to receive it
+            _log.error("a worker's link was lost on its way; raise the limit of open files", worker=message["slot"])
+            return
+        self.workers.attach(message["slot"], message["epoch"], message["pid"], socket.socket(fileno=fds[0]))
 
     def _state(self, message: dict[str, Any], _: list[int]) -> None:
         self.health.update({name: value for name, value in message.items() if name != "t"})
@@ -146,6 +149,7 @@ def draw_seed() -> int:
 
 def run(listener: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts) -> int:
     """The life of the process; its exit code. listener: bound and listening. page: this process writes it."""
+    allow_open_files()
     loop = uvloop.new_event_loop()
     loop.set_exception_handler(_report)
     dispatcher = Dispatcher(loop, listener, control, page, settings, facts)
@@ -156,6 +160,12 @@ def run(listener: socket.socket, control: socket.socket, page: Page, settings: S
         page[Field.STATE] = State.STOPPING
         dispatcher.close()
         loop.close()
+
+
+def allow_open_files() -> None:
+    """As many as the system lets us: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _report(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from .fairness import FairShare
 
@@ -67,15 +67,18 @@ class DrainRate:
         self._at = now
 
 
-class RequestQueue:
+R = TypeVar("R", bound=Waiting)
+
+
+class RequestQueue(Generic[R]):
     """Never holds more than the two bounds, except for what comes back from lost workers, which had been admitted."""
 
     def __init__(self, max_requests: int, max_tokens: int, now: float) -> None:
         self.max_requests, self.max_tokens = max_requests, max_tokens
         self.tokens = 0
         self.share = FairShare()
-        self._front: dict[int, Waiting] = {}
-        self._levels: dict[int, dict[Hashable, OrderedDict[int, Waiting]]] = {}
+        self._front: dict[int, R] = {}
+        self._levels: dict[int, dict[Hashable, OrderedDict[int, R]]] = {}
         self._count = 0
         self._rate = DrainRate(now)
         self._promised = now  # when the last refused client may come back
@@ -83,7 +86,7 @@ class RequestQueue:
     def __len__(self) -> int:
         return self._count
 
-    def offer(self, request: Waiting, now: float) -> Full | None:
+    def offer(self, request: R, now: float) -> Full | None:
         """Takes the request, or says why not. One that is larger than the whole bound gets in when nobody waits."""
         if self._count >= self.max_requests:
             return Full("queue_full", self.max_requests, self.retry_after(request.cost, now))
@@ -96,14 +99,14 @@ class RequestQueue:
         self._add(request)
         return None
 
-    def put_back(self, requests: list[Waiting]) -> None:
+    def put_back(self, requests: list[R]) -> None:
         """In front of all others."""
         for request in requests:
             self._add(request)
         merged = [*self._front.values(), *requests]
         self._front = {request.key: request for request in sorted(merged, key=lambda r: r.key)}
 
-    def head(self) -> Waiting | None:
+    def head(self) -> R | None:
         """The next to go; it stays."""
         if self._front:
             return next(iter(self._front.values()))
@@ -112,7 +115,7 @@ class RequestQueue:
         owners = self._levels[max(self._levels)]
         return next(iter(owners[self.share.first(owners)].values()))
 
-    def take(self, request: Waiting, now: float) -> None:
+    def take(self, request: R, now: float) -> None:
         """request, the head, goes to a worker."""
         if request.key not in self._front:
             self.share.serve(request.owner, request.cost)
@@ -120,7 +123,7 @@ class RequestQueue:
             self._rate.add(request.cost, now)
         self.remove(request)
 
-    def remove(self, request: Waiting) -> None:
+    def remove(self, request: R) -> None:
         """request, which waits, gives up its place."""
         self._count -= 1
         self.tokens -= request.cost
@@ -141,8 +144,8 @@ class RequestQueue:
         if interval is None:
             return RETRY_UNKNOWN_MS
         self._promised = min(max(self._promised, now) + interval, now + RETRY_MOST_MS / 1000)
-        return max(RETRY_LEAST_MS, math.ceil((self._promised - now) * 1000))
+        return min(max(RETRY_LEAST_MS, math.ceil((self._promised - now) * 1000)), RETRY_MOST_MS)
 
-    def _add(self, request: Waiting) -> None:
+    def _add(self, request: R) -> None:
         self._count += 1
         self.tokens += request.cost

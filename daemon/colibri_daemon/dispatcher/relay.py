@@ -1,7 +1,7 @@
 """From a worker's rows to frames in the clients' output: the hot path. One call per STEP, one short path per row.
 
 A stream's short path is open (``plain``) while its row needs nothing but a TOKENS frame: the first one was sent,
-nothing waits for credit, no usage is wanted and its client is there. Log probabilities always go the long way.
+nothing waits for credit, no usage is wanted and its client is there.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .workers import Worker
 
 FRAME_SPARE = 512  # bytes of a frame for everything but its arrays
 TOKENS_MOST = 1024  # in one frame
+PROBABILITIES = {"lp", "top", "toplp"}  # keys of a row that needs nothing more
 
 
 class Ends(Protocol):
@@ -44,10 +45,14 @@ class Relay:
                 continue
             count = len(ids) >> 2
             relayed += count
-            if details is None and stream.plain and 0 < count <= stream.credit:
+            if stream.plain and 0 < count <= stream.credit and (details is None or details.keys() <= PROBABILITIES):
                 index = stream.sent
                 channel = stream.session.channel  # type: ignore[union-attr]
-                channel.out.append(frame_of(stream.id, ids, index, number))
+                if details is None:
+                    channel.out.append(frame_of(stream.id, ids, index, number))
+                else:
+                    channel.out.append(frame_of(stream.id, ids, index, number, logprobs=details["lp"],
+                                                top_ids=details.get("top"), top_logprobs=details.get("toplp")))
                 if not channel.marked:
                     channel.mark()
                 stream.tokens += ids
@@ -98,8 +103,7 @@ class Relay:
         if index == stream.base:
             rare["cached_tokens"] = stream.cached
         if stream.echo_usage:
-            prompt = len(stream.job.tokens) // TOKEN
-            rare["usage"] = Usage(prompt=prompt, cached=stream.cached, generated=after).to_body()
+            rare["usage"] = Usage(prompt=stream.prompt, cached=stream.cached, generated=after).to_body()
         stream.sent = after
         stream.credit -= count
         ids = bytes(stream.tokens[TOKEN * index : TOKEN * after])

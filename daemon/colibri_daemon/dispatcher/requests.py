@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from colibri_protocol.codec import error_message
 from colibri_protocol.errors import Code, InvalidMessage
 from colibri_protocol.limits import INITIAL_CREDIT
-from colibri_protocol.messages import Error, Generate, Score, TokenCheck, TokenCheckReply
+from colibri_protocol.messages import Error, Generate, Score, Times, TokenCheck, TokenCheckReply, Usage
 
 from ..common import ipc, log
 from ..common.facts import ModelFacts
@@ -45,10 +45,12 @@ class Requests:
         self._loop, self._clock, self._facts, self._health, self._busy = loop, clock, facts, health, busy
         self._admission, self._pool, self._stats = admission, pool, stats
         self._queue_seconds = settings.queue_seconds
-        self.queue = RequestQueue(settings.queue_requests or WAITING_PER_PLACE * settings.workers * settings.max_seqs,
-                                  settings.queue_tokens, clock())
+        places = settings.workers * settings.max_seqs
+        self.queue: RequestQueue[Stream] = RequestQueue(settings.queue_requests or WAITING_PER_PLACE * places,
+                                                        settings.queue_tokens, clock())
         self.live: dict[int, Stream] = {}
         self.draining = False
+        self.fruitless_most = FRUITLESS_MOST
         self._relay = Relay(self, settings.max_frame, clock)
         self._starved: set[Stream] = set()
         self._next_key = 1
@@ -179,7 +181,7 @@ class Requests:
             self._busy()
         self.live[stream.key] = session.streams[stream.id] = stream
         session.last_id = stream.id
-        self._stats.started(len(stream.job.tokens) // TOKEN)
+        self._stats.started(stream.prompt)
 
     def _arm(self, stream: Stream, when: float, now: float) -> None:
         stream.timer = self._loop.call_later(max(0.0, when - now), self._expire, stream)
@@ -258,7 +260,7 @@ class Requests:
         stream.continue_elsewhere()
         if stream.forced is not None:
             self._end_forced(stream)
-        elif stream.fruitless >= FRUITLESS_MOST:
+        elif stream.fruitless >= self.fruitless_most:
             self._end(stream, "error", InvalidMessage(Code.WORKER_LOST, f"{stream.fruitless} workers in a row were "
                                                       "lost before they made a token of it"))
         elif (answer := foregone(stream.job)) is not None:
@@ -312,11 +314,16 @@ class Requests:
         self._forget(stream)
         self.queue.share.charge(stream.owner, len(stream.tokens) // TOKEN - stream.base)
         self._stats.finished(finish, error, stream)
-        log_end(stream, finish, error, now)
-        if (session := stream.session) is not None:
-            del session.streams[stream.id]
-            session.send(stream.done(finish, self._facts, now) if error is None else failure(stream, error), stream.id)
-            session.request_ended()
+        usage, times = stream.usage(), stream.times(now)
+        log_end(stream, finish, error, usage, times)
+        if (session := stream.session) is None:
+            return
+        del session.streams[stream.id]
+        if error is None:
+            session.send(stream.done(finish, self._facts, usage, times), stream.id)
+        else:
+            session.send(failure(stream, error, usage), stream.id)
+        session.request_ended()
 
     def _forget(self, stream: Stream) -> None:
         if stream.phase is Phase.QUEUED:
@@ -334,16 +341,15 @@ def draining() -> Refused:
     return Refused(Code.DRAINING, "the daemon is stopping; send it to another instance", "draining")
 
 
-def failure(stream: Stream, error: InvalidMessage) -> Error:
+def failure(stream: Stream, error: InvalidMessage, usage: Usage) -> Error:
     """The ERROR that ends a stream that was live."""
     sent = stream.sent - stream.base
     message = error_message(error, sent, getattr(error, "retry_after_ms", None))
-    return replace(message, usage=stream.usage()) if stream.attempt else message
+    return replace(message, usage=usage) if stream.attempt else message
 
 
-def log_end(stream: Stream, finish: str, error: InvalidMessage | None, now: float) -> None:
+def log_end(stream: Stream, finish: str, error: InvalidMessage | None, usage: Usage, times: Times) -> None:
     """One line per request, without its tokens."""
-    usage, times = stream.usage(), stream.times(now)
     optional = {"code": error and error.code.name, "tenant": stream.owner[1], "trace": stream.trace}
     _log.info("request ended", id=stream.id, connection=stream.connection, uid=stream.owner[0], prompt=usage.prompt,
               cached=usage.cached, generated=usage.generated, finish=finish, queue_ms=times.queue,

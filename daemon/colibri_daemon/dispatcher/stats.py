@@ -4,6 +4,7 @@ colibri_ prefix; each combination of name and label value is one number in ``cou
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,7 @@ METRICS = (
 )  # fmt: skip
 
 
+@functools.cache
 def key(name: str, label: str = "", value: str = "") -> str:
     return f'{name}{{{label}="{value}"}}' if label else name
 
@@ -82,9 +84,8 @@ class Stats:
         if error is not None:
             self.add("request_errors_total", code=error.code.name)
         if stream.attempt:
-            usage = stream.usage()
-            self.add("prefix_cache_queries_total", usage.prompt)
-            self.add("prefix_cache_hits_total", usage.cached)
+            self.add("prefix_cache_queries_total", stream.prompt)
+            self.add("prefix_cache_hits_total", stream.cached)
 
     def refused(self, error: ProtocolError) -> None:
         """A request was not accepted."""

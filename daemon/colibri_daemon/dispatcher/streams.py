@@ -67,8 +67,8 @@ class Stream:
     __slots__ = (
         "arrived", "assigned_at", "attempt", "base", "cached", "connection", "cost", "credit", "deadline",
         "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "held", "id", "job", "key", "last_at",
-        "length", "mark", "match", "owner", "paused", "phase", "plain", "priority", "scored", "sent", "session",
-        "slabs", "slot", "starved_since", "step", "timer", "tokens", "trace", "worker",
+        "length", "mark", "match", "owner", "paused", "phase", "plain", "priority", "prompt", "scored", "sent",
+        "session", "slabs", "slot", "starved_since", "step", "timer", "tokens", "trace", "worker",
     )  # fmt: skip
 
     def __init__(self, key: int, request_id: int, session: Session, job: Job, owner: tuple[int, str | None],
@@ -82,8 +82,9 @@ class Stream:
         self.owner, self.priority, self.trace = owner, message.priority, message.trace
         self.tokens = bytearray(job.generated)
         self.base = self.sent = len(job.generated) // TOKEN  # resumed; sent or resumed
-        self.cost = len(job.tokens) // TOKEN + self.base  # to be computed before the next token
-        self.length = len(job.tokens) // TOKEN + job.max_tokens
+        self.prompt = len(job.tokens) // TOKEN
+        self.cost = self.prompt + self.base  # to be computed before the next token
+        self.length = self.prompt + job.max_tokens
         self.arrived, self.deadline = now, now + message.deadline_ms / 1000
         self.timer: asyncio.TimerHandle | None = None
         self.assigned_at = self.first_at = self.last_at = 0.0
@@ -130,10 +131,10 @@ class Stream:
         got_tokens = len(self.tokens) // TOKEN > self.base
         self.job = replace(self.job, generated=bytes(self.tokens),
                            prompt_logprobs=None if got_tokens and not self.is_score else self.job.prompt_logprobs)
-        self.cost = (len(self.job.tokens) + len(self.tokens)) // TOKEN
+        self.cost = self.prompt + len(self.tokens) // TOKEN
 
     def usage(self) -> Usage:
-        return Usage(prompt=len(self.job.tokens) // TOKEN, cached=self.cached,
+        return Usage(prompt=self.prompt, cached=self.cached,
                      generated=max(self.generated, len(self.tokens) // TOKEN))
 
     def times(self, now: float) -> Times:
@@ -143,13 +144,13 @@ class Stream:
         return Times(queue=_ms(assigned - self.arrived), prefill=_ms(first - assigned),
                      decode=_ms(max(0.0, self.last_at - first)) if self.first_at else 0.0)
 
-    def done(self, finish: str, facts: ModelFacts, now: float) -> Done:
+    def done(self, finish: str, facts: ModelFacts, usage: Usage, times: Times) -> Done:
         job = self.job
         receipt = None if self.is_score else Receipt(
             model_id=facts.id, fingerprint=facts.fingerprint, seed=job.seed, pinned=job.pinned, window=job.window,
             positions=job.positions, kv_format=facts.kv_format, max_tokens=job.max_tokens)  # fmt: skip
         match = StopMatch(kind=self.match[0], value=self.match[1]) if self.match and finish == "stop" else None
-        return Done(finish_reason=finish, stop_match=match, usage=self.usage(), times=self.times(now), seed=job.seed,
+        return Done(finish_reason=finish, stop_match=match, usage=usage, times=times, seed=job.seed,
                     worker=self.slot, receipt=receipt)
 
 

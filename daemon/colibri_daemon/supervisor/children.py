@@ -119,7 +119,7 @@ class Child:
             while self.control is not None:
                 try:
                     packet = ipc.receive_control(self.control)
-                except ConnectionResetError:  # ended with messages of ours unread
+                except (ConnectionResetError, ValueError):  # ended with messages of ours unread, or speaks nonsense
                     packet = None
                 if packet is None:
                     return self.hang_up()

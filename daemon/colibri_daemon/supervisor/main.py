@@ -23,6 +23,8 @@ def serve(settings: Settings) -> int:
     process.set_title("supervisor")
     log.setup("supervisor", settings)
     logger = log.get("supervisor")
+    for warning in settings.warnings:
+        logger.warning("configuration", warning=warning)
     with Recorder(HANDLERS) as signals:  # from here on a signal leaves nothing behind
         try:
             listener = sockets.listen(settings.socket, settings.socket_mode, settings.socket_group, os.environ)

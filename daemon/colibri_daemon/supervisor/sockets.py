@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST_PATH = 107  # bytes; sockaddr_un has 108 with the final NUL
+from ..common.declaration import SOCKET_PATH_BYTES
+
 PROBE_SECONDS = 0.5
 LOCK_SECONDS = 2.0
 BACKLOG = 512
@@ -91,8 +92,8 @@ def _is_unix_listener(fd: int) -> bool:
 def bind(path: Path, mode: int, group: str | None = None) -> Listener:
     """A new listening socket at ``path``. Raises SocketError."""
     size = len(os.fsencode(path))
-    if size > LONGEST_PATH:
-        raise SocketError(f"{path}: has {size} bytes; a Unix socket's path can have {LONGEST_PATH}, use a shorter one")
+    if size > SOCKET_PATH_BYTES:
+        raise SocketError(f"{path}: has {size} bytes; a Unix socket's path can have {SOCKET_PATH_BYTES}, use a shorter one")
     gid = _gid(group)
     try:
         with _locked(path.parent):

@@ -73,7 +73,7 @@ class Process:
         pid, status = os.waitpid(self.pid, os.WNOHANG)
         if not pid:
             return None
-        trace = _contents(self.fault)
+        trace = _own_frames(_contents(self.fault))
         os.close(self.pidfd)
         os.close(self.fault)
         return Death(os.waitstatus_to_exitcode(status), trace)
@@ -103,6 +103,16 @@ def spawn(role: Role, settings: Settings, kept: Iterable[int], *arguments: objec
     finally:
         os.close(writing)
     return Process(pid, pidfd, reading)
+
+
+def _own_frames(trace: str) -> str:
+    """Without the frames below _become: those of the supervisor at the fork, which are still on the stack."""
+    kept, inherited = [], False
+    for line in trace.splitlines():
+        inherited = line.startswith("  ") and (inherited or line.endswith(" in _become"))
+        if not inherited:
+            kept.append(line)
+    return "\n".join(kept)
 
 
 @dataclass(frozen=True)

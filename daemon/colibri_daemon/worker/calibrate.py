@@ -43,7 +43,7 @@ class Calibration:
 def calibrate(batch: Batch, kv: Kv, facts: ModelFacts, step_tokens: int) -> Calibration:
     """Times three steps: short, long, and as far into a text as it takes for a query to see the most. step_tokens: a
     chunk that was configured, or 0."""
-    probe = _Probe(batch, kv, facts)
+    probe = _Probe(batch, kv, facts, min(_MANY, step_tokens or _MANY))
     try:
         few = min(_FEW, probe.most)
         probe.time(few, 0)  # first touch of everything
@@ -74,13 +74,13 @@ def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calib
 class _Probe:
     """A text whose past is all there, in one slab over and over: what is in it does not matter for the time."""
 
-    def __init__(self, batch: Batch, kv: Kv, facts: ModelFacts) -> None:
+    def __init__(self, batch: Batch, kv: Kv, facts: ModelFacts, most: int) -> None:
         self._batch, self._info, slab_tokens = batch, batch.info, facts.slab_tokens
         self._attention = Attention(facts.pinned, facts.window, POSITIONS[facts.positions])
         kv.attach(_KEY, np.empty(0, np.uint32), self._attention)
-        self._slabs = kv.take(_KEY, min(1 + -(-_MANY // slab_tokens), kv.free))
+        self._slabs = kv.take(_KEY, min(1 + -(-most // slab_tokens), kv.free))
         own = max(1, len(self._slabs) - 1)  # slabs of the rows themselves; the rest is the past
-        self.most = min(_MANY, own * slab_tokens, facts.max_len - 1)  # rows of a step
+        self.most = min(most, own * slab_tokens, facts.max_len - 1)  # rows of a step
         seen = min(facts.max_len - 1, facts.pinned + facts.window if facts.window else facts.max_len)
         past = max(0, seen - self.most) // slab_tokens if len(self._slabs) > 1 else 0
         self.depth, self._own = past * slab_tokens, self._slabs[:own]

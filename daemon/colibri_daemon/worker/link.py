@@ -13,7 +13,7 @@ FULL_BYTES = 1 << 20  # unsent output from which the worker waits instead of mak
 
 
 class Link:
-    """sock is non-blocking and stays its owner's. closed: the dispatcher is gone."""
+    """sock is non-blocking. closed: the dispatcher is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.closed = sock, False

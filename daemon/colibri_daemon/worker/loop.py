@@ -1,7 +1,8 @@
 """The worker's loop: takes messages between steps, computes one step after another, tells of each in one message.
 
 With nothing to compute, or with a dispatcher that does not read, it sleeps until a descriptor says something. Requests
-join, leave and pause between any two steps; what becomes of one never changes another's tokens.
+join, leave and pause between any two steps; what becomes of one never changes another's tokens. A dispatcher that ends
+takes its requests with it; the supervisor then sends the link to the next one, and the model stays loaded.
 """
 
 from __future__ import annotations
@@ -25,16 +26,14 @@ from .link import Link
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
 
-_CONTROL_BYTES = 1 << 16
-
 
 class Loop:
     """One worker's requests. Single-threaded; all state is between two steps when a message is handled."""
 
     def __init__(self, engine: Engine, batch: Batch, kv: Kv, link: Link, control: socket.socket, stop: socket.socket,
-                 page: Page, scheduler: Scheduler[Lane]) -> None:
-        """control ends the loop at its end of file, stop when it is readable."""
-        self._engine, self._batch, self._kv, self._link = engine, batch, kv, link
+                 page: Page, scheduler: Scheduler[Lane], greeting: list[Any]) -> None:
+        """control ends the loop at its end of file, stop when it is readable. greeting: said first on every link."""
+        self._engine, self._batch, self._kv, self._link, self._greeting = engine, batch, kv, link, greeting
         self._control, self._stop, self._page = control, stop, page
         self._slab_tokens, self._scheduler = engine.info.slab_tokens, scheduler
         self._requests: dict[int, Request] = {}
@@ -42,21 +41,20 @@ class Loop:
         self._steps = 0
         self._keys = array("Q")  # as in the page
         self._page_keys = page.memory.cast("Q")[Field.KEYS : Field.KEYS + MAX_KEYS]
-        self._handlers = {
-            ipc.ASSIGN: self._assign, ipc.CANCEL: self._cancel, ipc.PAUSE: self._pause, ipc.RESUME: self._resume,
-        }  # fmt: skip
         self._poll = select.poll()
         for source in (link.sock, control, stop):
             self._poll.register(source, select.POLLIN)
         self._watching_output = False
 
     def run(self) -> Exit:
-        """Until told to stop, or until dispatcher or supervisor are gone."""
+        """Until told to stop, or until the supervisor is gone; then the link is closed."""
         page = self._page
+        self._link.send(self._greeting)
         while True:
             page[Field.BEAT_NS] = time.monotonic_ns()
             page[Field.BUSY] = runnable = 0 if self._link.full else len(self._scheduler.running)
             if self._receive(wait=not (runnable or self._rows)):
+                self._link.sock.close()
                 return Exit.STOPPED
             if self._rows:
                 self._report(0, 0)  # what ended without a step does not wait for the next one
@@ -67,7 +65,7 @@ class Loop:
 
     def _receive(self, wait: bool) -> bool:
         """Handles what has come. True if the worker is to end."""
-        if self._watching_output != bool(self._link.unsent):
+        if self._watching_output != bool(self._link.unsent) and not self._link.closed:
             self._watching_output = bool(self._link.unsent)
             events = select.POLLIN | (select.POLLOUT if self._watching_output else 0)
             self._poll.modify(self._link.sock, events)
@@ -76,22 +74,46 @@ class Loop:
                 return True
             if fd == self._link.sock.fileno():
                 self._serve_link(events)
-        return self._link.closed
+        return False
 
     def _supervisor_gone(self) -> bool:
+        """Handles what the supervisor says; whether it has ended."""
         try:
-            return not self._control.recv(_CONTROL_BYTES)
+            while (packet := ipc.receive_control(self._control)) is not None:
+                message, fds = packet
+                if message.get("t") == "link" and len(fds) == 1:
+                    self._change_link(Link(socket.socket(fileno=fds[0])))
+            return True
         except BlockingIOError:
             return False
-        except OSError:
+        except (OSError, ValueError):  # it ended with messages of ours unread, or it is not our supervisor
             return True
+
+    def _change_link(self, link: Link) -> None:
+        """To a new dispatcher; what the old one wanted is forgotten."""
+        self._drop_link()
+        self._link, self._watching_output = link, False
+        link.sock.setblocking(False)
+        self._poll.register(link.sock, select.POLLIN)
+        link.send(self._greeting)
+
+    def _drop_link(self) -> None:
+        if self._link.sock.fileno() < 0:
+            return
+        self._poll.unregister(self._link.sock)
+        self._link.sock.close()
+        for request in list(self._requests.values()):
+            self._leave(request, None)
+        self._rows.clear()
 
     def _serve_link(self, events: int) -> None:
         if events & select.POLLOUT:
             self._link.flush()
         if events & ~select.POLLOUT:
             for tag, key, *body in self._link.receive():
-                self._handlers[tag](key, *body)
+                _HANDLERS[tag](self, key, *body)
+        if self._link.closed:
+            self._drop_link()
 
     def _assign(self, key: int, body: dict[str, Any]) -> None:
         try:
@@ -195,3 +217,6 @@ class Loop:
         message = [ipc.STEP, self._steps, self._rows, {"free": free, "rows": computed, "us": duration_ns // 1000}]
         self._rows = []
         self._link.send(message)
+
+
+_HANDLERS = {ipc.ASSIGN: Loop._assign, ipc.CANCEL: Loop._cancel, ipc.PAUSE: Loop._pause, ipc.RESUME: Loop._resume}

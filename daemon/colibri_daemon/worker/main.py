@@ -8,12 +8,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from colibri_engine import Engine
 from colibri_engine._colibri import lib
 from colibri_engine.batch import SCORED_ROWS, Batch, Lane
 from colibri_engine.container import Manifest
 from colibri_engine.errors import ColibriError
+from colibri_engine.sequence import KvArena
 
 from ..common import ipc, log, memory
 from ..common.exit_codes import Exit
@@ -36,14 +38,14 @@ def run(link: socket.socket, control: socket.socket, page: Page, settings: Setti
     with _stop_signal() as stop:
         page[Field.STATE] = State.LOADING
         try:
-            loop, engine = _load(Link(link), control, stop, page, settings, facts)
+            loop, engine, told = _load(Link(link), control, stop, page, settings, facts)
         except (ColibriError, OSError, ValueError, MemoryError) as e:
             _log.error("cannot load the model", reason=str(e))
             ipc.send_control(control, {"t": "failed", "reason": str(e) or type(e).__name__})
             return Exit.CANNOT_LOAD
         with closing(engine):
             page[Field.STATE] = State.READY
-            ipc.send_control(control, {"t": "ready"})
+            ipc.send_control(control, {"t": "ready", **told})
             code = loop.run()
             page[Field.STATE] = State.STOPPING
             return code
@@ -65,8 +67,8 @@ def _stop_signal() -> Iterator[socket.socket]:
 
 
 def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, settings: Settings,
-          facts: ModelFacts) -> tuple[Loop, Engine]:
-    """Everything up to READY, which it sends."""
+          facts: ModelFacts) -> tuple[Loop, Engine, dict[str, Any]]:
+    """Everything up to ready, and what the supervisor may tell of it."""
     folder = Path(facts.folder)
     _warm(folder, page)
     threads = settings.threads_per_worker(lib.colibri_host_threads())
@@ -74,24 +76,31 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
                          max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
                          max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8])
     try:
-        kv = LocalKv(engine.arena(_slabs(settings, facts)), facts.slab_tokens)
+        kv = LocalKv(_arena(engine, slabs_of_worker(settings, facts)), facts.slab_tokens)
         batch = Batch(engine, kv.arena, settings.max_seqs)
         found = calibrate(batch, kv, facts, settings.step_tokens)
         page[Field.SLABS], page[Field.FREE_SLABS] = kv.total, kv.free
         scheduler: Scheduler[Lane] = Scheduler(settings.max_seqs, found.chunk, SCORED_ROWS, facts.slab_tokens,
                                                found.key_cost)  # fmt: skip
-        loop = Loop(engine, batch, kv, link, control, stop, page, scheduler)
+        told = {"threads": threads, "chunk": found.chunk, "stall_ms": round(1000 * found.stall, 1)}
+        greeting = [ipc.READY, {"max_seqs": settings.max_seqs, "slabs": kv.total, **told}]
+        loop = Loop(engine, batch, kv, link, control, stop, page, scheduler, greeting)
     except BaseException:
         engine.close()
         raise
-    _log.info("loaded", threads=threads, isa=engine.info.isa, slabs=kv.total, chunk=found.chunk,
-              stall_ms=round(1000 * found.stall))
-    link.send([ipc.READY, {"max_seqs": settings.max_seqs, "slabs": kv.total, "chunk": found.chunk,
-                           "stall_ms": round(1000 * found.stall, 1)}])
-    return loop, engine
+    _log.info("loaded", isa=engine.info.isa, slabs=kv.total, **told)
+    return loop, engine, told
 
 
-def _slabs(settings: Settings, facts: ModelFacts) -> int:
+def _arena(engine: Engine, slabs: int) -> KvArena:
+    try:
+        return engine.arena(slabs)
+    except OSError as e:
+        size = slabs * engine.info.slab_bytes
+        raise OSError(f"the KV cache of {size >> 20} MiB cannot be had: {e.strerror}; lower kv_bytes") from e
+
+
+def slabs_of_worker(settings: Settings, facts: ModelFacts) -> int:
     """This worker's share of the KV memory."""
     total = settings.kv_bytes
     if not total:

@@ -24,6 +24,7 @@ Row = list[Any]  # [key, ids, details or None]
 _CODES = {
     lib.COLIBRI_NON_FINITE: Code.NON_FINITE,
     lib.COLIBRI_INVALID_ARGUMENT: Code.INVALID_ARGUMENT,
+    lib.COLIBRI_TOKEN_RANGE: Code.INVALID_ARGUMENT,  # of logit_bias; texts are checked before
     lib.COLIBRI_NO_TOKEN: Code.INVALID_ARGUMENT,
 }
 _MINUS_INFINITY = b"\x00\x00\x80\xff"  # as f32; travels as -9999

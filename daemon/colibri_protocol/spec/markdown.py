@@ -1,4 +1,4 @@
-"""SPEC.md: the prose of SPEC.md.in with tables made from the declarations."""
+"""SPEC.md: the prose of SPEC.md.in with tables and examples made from the declarations."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgpack
 
 from .. import limits
 from ..codec import encode
+from ..connection import ABOUT_CONNECTION, ABOUT_REQUEST
 from ..errors import CODES
 from ..framing import HEADER_BYTES
 from ..message import IGNORABLE, MESSAGES, STRUCTS, Message, Spec, Struct
@@ -75,7 +76,7 @@ def spec_markdown() -> str:
         limits=_limit_table(),
         example_client="\n".join([*dump(hello), "", *dump(request, 1)]),
         example_server="\n".join([*dump(tokens, 1), "", *dump(last, 1), "", *dump(done, 1)]),
-        minimal_client=(HERE / "minimal_client.py").read_text(encoding="utf-8").strip(),
+        minimal_client=(HERE / "minimal_client.py.in").read_text(encoding="utf-8").strip(),
         shell_client=_shell(encode(hello), encode(request, 1)),
     )
 
@@ -91,7 +92,14 @@ def _table(titles: str, rows: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _message_table() -> str:
-    return _table("type, name, sender, meaning", ((m.TAG, m.NAME, m.SENDER, m.__doc__) for m in MESSAGES.values()))
+    rows = ((m.TAG, m.NAME, m.SENDER, _id(m), m.__doc__) for m in MESSAGES.values())
+    return _table("type, name, sender, id, meaning", rows)
+
+
+def _id(made: type[Message]) -> str:
+    if made in ABOUT_CONNECTION:
+        return "0"
+    return "not 0" if made in ABOUT_REQUEST else "any"
 
 
 def _field_table(owners: Iterable[tuple[str, type[Struct]]]) -> str:

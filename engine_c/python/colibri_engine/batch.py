@@ -93,7 +93,9 @@ class Lane:
         if known and int(self.tokens[:known].max()) >= info.vocab:
             raise ValueError(f"a token id is outside the vocabulary of {info.vocab}")
         # Rows whose logits are scored: each tells of the token after it.
-        self.scored_from, self.scored_to = (scoring.first - 1, scoring.last - 1) if scoring else (0, 0)
+        self.scored_from = self.scored_to = 0
+        if scoring and scoring.first < scoring.last:
+            self.scored_from, self.scored_to = scoring.first - 1, scoring.last - 1
         self.target = known if self.draws else self.scored_to
         self.n_slabs = self.n_held = 0  # entries of the table, and those of them that are still ours
         self.slabs = np.empty(-(-capacity // info.slab_tokens), np.uint32)
@@ -151,12 +153,10 @@ class Lane:
         entry.pinned, entry.window = self.attention.pinned, self.attention.window
         entry.positions, entry.slabs = self.attention.positions, self._table
 
-    def fill(self, entry: Any, rows: int) -> int:
-        """The rest, for a step that computes the next ``rows`` tokens. Returns the rows of logits it makes."""
-        wanted = self.wanted(rows)
-        entry.n_tokens, entry.logits_from = rows, wanted
+    def fill(self, entry: Any, rows: int) -> None:
+        """The rest, for a step that computes the next ``rows`` tokens."""
+        entry.n_tokens, entry.logits_from = rows, self.wanted(rows)
         entry.tokens, entry.position, entry.n_slabs = self._base + self.position, self.position, self.n_slabs
-        return rows - wanted
 
     def append(self, token: int) -> None:
         """A drawn token, to be computed next."""

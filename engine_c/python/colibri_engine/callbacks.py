@@ -164,13 +164,14 @@ def _expert_release(user: Any, layer: int, leases: Any, n: int) -> None:
 
 
 def _counter(progress: bool | memoryview) -> Any:
-    """uint64_t * of the progress counter; NULL for none."""
+    """uint64_t * of the progress counter; NULL for none. The caller's memory is not exported, only to be kept alive:
+    CPython 3.11 crashes when it collects a cycle that has an exported memoryview in it."""
     if isinstance(progress, bool):
         return ffi.new("uint64_t *") if progress else ffi.NULL
-    memory = ffi.from_buffer("uint64_t[1]", progress, require_writable=True)
-    if int(ffi.cast("uintptr_t", memory)) % 8:
+    address = int(ffi.cast("uintptr_t", ffi.from_buffer("uint64_t[1]", progress, require_writable=True)))
+    if address % 8:
         raise ValueError("progress is not aligned to 8 bytes")
-    return memory
+    return ffi.cast("uint64_t *", address)
 
 
 class Monitor:
@@ -180,7 +181,7 @@ class Monitor:
         """progress: whether to count, or the 8 bytes to count in. expert_tokens: (layers, experts) of the counters, if
         they are wanted."""
         self._cancel = config.cancel = ffi.new("uint32_t *")
-        self._progress = _counter(progress)
+        self._progress, self._memory = _counter(progress), progress
         config.progress = self._progress
         self.expert_tokens = None if expert_tokens is None else np.zeros(expert_tokens, np.uint64)
         config.expert_tokens = pointer(self.expert_tokens, "uint64_t")

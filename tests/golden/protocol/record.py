@@ -147,6 +147,7 @@ def bad_fields() -> dict[str, tuple[bytes, str]]:
         "an integer key": (raw("930309 82 a6746f6b656e73 c400 05 00"), "body"),
         "text that is not UTF-8": (raw("930309 82 a6746f6b656e73 c400 a56d6f64656c a2c328"), "model"),
         "a surrogate in text": (raw("930309 82 a6746f6b656e73 c400 a178 a3eda080"), "x"),
+        "text that is not UTF-8 beside a key that is a map": (raw("930309 82 a178 a1ff 80 00"), "x"),
         "a key that is not UTF-8": (raw("930309 81 a1ff 00"), "body"),
         "ping of 65 bytes": (body(10, {"data": bytes(65)}), "data"),
         "credit of 0": (body(9, {"tokens": 0}), "tokens"),

@@ -1,4 +1,4 @@
-"""What the client does by itself: retries, reconnecting, resuming, moving away from a daemon that leaves."""
+"""What the client does by itself: retries, reconnecting, resuming."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from colibri_protocol.messages import (
     Credit,
     Error,
     Generate,
-    GoAway,
-    Health,
-    HealthReply,
     LimitInfo,
-    Model,
     Score,
     Scores,
 )
@@ -250,6 +246,19 @@ async def test_a_daemon_that_does_not_come_back(path: Path, quick: Quick) -> Non
             await client.complete(PROMPT)
 
 
+async def test_closing_while_there_is_no_connection(path: Path) -> None:
+    async with Server(path, partial(serve, dies_after=3)) as server:
+        client = AsyncClient(path)
+        await client.connect()
+        await server.stop()
+        streams = [client.generate(PROMPT, max_tokens=9) for _ in range(2)]
+        await until(lambda: client._session._dialing)
+        await client.close()
+        for stream in streams:
+            with pytest.raises(errors.ClientClosed):
+                [token async for token in stream]
+
+
 async def test_reconnecting_can_be_turned_off(path: Path) -> None:
     async with Server(path, partial(serve, dies_after=3), serve), AsyncClient(path, reconnect=0) as client:
         with pytest.raises(errors.ConnectionLost):
@@ -316,75 +325,3 @@ async def test_a_backlog_is_read_before_more_is_granted(path: Path) -> None:
         assert server.peers[1].count(Credit) == 0
         tokens += [token async for token in stream]
         assert tokens == oracle(PROMPT, 0, 200)
-
-
-# ---- leaving daemons ----
-
-
-async def test_goaway_lets_old_streams_end_and_sends_new_ones_elsewhere(path: Path) -> None:
-    go, end = asyncio.Event(), asyncio.Event()
-
-    async def leaves(peer: Peer) -> None:
-        await peer.welcome()
-        _, key = await peer.expect(Generate)
-        peer.tokens(key, [1], 0)
-        await go.wait()
-        peer.send(GoAway(reason="drain", last_id=key, deadline_ms=30_000))
-        await end.wait()
-        peer.tokens(key, [2], 1)
-        peer.done(key, 2)
-        assert await peer.expect_gone() == [Bye()]
-
-    async with Server(path, leaves, serve) as server, AsyncClient(path) as client:
-        stream = client.generate(PROMPT)
-        assert await anext(stream) == 1
-        go.set()
-        await until(lambda: client._session.current is None)
-        assert (await client.complete(PROMPT, max_tokens=3)).tokens == oracle(PROMPT, 0, 3)
-        end.set()
-        assert [token async for token in stream] == [2]
-        assert len(server.peers) == 2
-
-
-async def test_draining_goes_on_at_the_next_daemon(path: Path, quick: Quick) -> None:
-    async def drains(peer: Peer) -> None:
-        await peer.welcome()
-        _, key = await peer.expect(Generate)
-        peer.tokens(key, oracle(PROMPT, 0, 2), 0)
-        peer.send(Error(code=Code.DRAINING, message="the daemon is stopping", tokens_sent=2), key)
-        await peer.expect_gone()
-
-    async with Server(path, drains, serve) as server, quick() as client:
-        assert (await client.complete(PROMPT, max_tokens=5)).tokens == oracle(PROMPT, 0, 5)
-        assert len(server.peers) == 2
-
-
-async def test_draining_with_no_next_daemon_says_draining(path: Path, quick: Quick) -> None:
-    async def drains(peer: Peer) -> None:
-        await peer.welcome()
-        _, key = await peer.expect(Generate)
-        await server.stop()
-        peer.send(Error(code=Code.DRAINING, message="the daemon is stopping"), key)
-        await peer.expect_gone()
-
-    async with Server(path, drains) as server, quick(Policy(reconnect=0.05, base=0.001)) as client:
-        with pytest.raises(errors.Draining):
-            await client.complete(PROMPT)
-
-
-async def test_a_new_model_is_noticed(path: Path) -> None:
-    other = replace(MODEL, name="other")
-
-    async def reloads(peer: Peer) -> None:
-        await peer.welcome()
-        peer.send(Model(generation=2, model=other))
-        while True:
-            message, key = await peer.next()
-            if isinstance(message, Health):
-                peer.send(HealthReply(live=True, ready=True, state="ready"), key)
-
-    async with Server(path, reloads), AsyncClient(path) as client:
-        await client.health()
-        assert client.model == other
-
-

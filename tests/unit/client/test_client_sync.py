@@ -60,33 +60,34 @@ async def test_the_other_calls(path: Path) -> None:
         await in_thread(use)
 
 
-async def test_many_threads_share_one_client(path: Path) -> None:
+def read_in_threads(path: Path, count: int, length: int) -> dict[int, list[int]]:
+    """One stream per thread, by its seed."""
     results: dict[int, list[int]] = {}
+    with Client(path) as client:
 
-    def use() -> None:
-        with Client(path) as client:
-            def read(seed: int) -> None:
-                results[seed] = list(client.generate(PROMPT, max_tokens=1500, seed=seed))
+        def read(seed: int) -> None:
+            results[seed] = list(client.generate(PROMPT, max_tokens=length, seed=seed))
 
-            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(12)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
 
+
+async def test_many_threads_share_one_client(path: Path) -> None:
     async with Server(path, partial(serve, limits=LimitInfo(frame=1 << 20, requests=8, credit=32))) as server:
-        await in_thread(use)
+        results = await in_thread(read_in_threads, path, 12, 1500)
         assert results == {seed: oracle(PROMPT, seed, 1500) for seed in range(12)}
         assert len(server.peers) == 1
 
 
-async def test_a_lost_connection_is_taken_up(path: Path) -> None:
-    def use() -> list[int]:
-        with Client(path) as client:
-            return list(client.generate(PROMPT, max_tokens=50, seed=1))
-
-    async with Server(path, *[partial(serve, dies_after=9)] * 4, serve):
-        assert await in_thread(use) == oracle(PROMPT, 1, 50)
+async def test_lost_connections_are_taken_up(path: Path) -> None:
+    async with Server(path, *[partial(serve, dies_after=97)] * 6, serve) as server:
+        results = await in_thread(read_in_threads, path, 4, 300)
+        assert results == {seed: oracle(PROMPT, seed, 300) for seed in range(4)}
+        assert len(server.peers) == 7
 
 
 def leave_by_break(client: Client) -> None:

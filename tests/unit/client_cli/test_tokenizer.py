@@ -103,15 +103,17 @@ def test_no_content_gets_out_of_its_turn(content: str) -> None:
     assert inside == f"user\n{content}"
 
 
-def test_overlapping_special_tokens_are_text_as_well(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, "byte_level")
+def test_special_tokens_that_overlap(tmp_path: Path) -> None:
+    """Typed ones are text, however they overlap; of the template's the longest counts, as in the tokenizers package."""
+    folder = write_folder(tmp_path, "byte_level", chat_template="<s><s>x{{ messages[0].content }}")
     data = json.loads((folder / "tokenizer.json").read_text())
     last = len(data["model"]["vocab"])
-    for i, content in enumerate(("<a><", "<b>", "ab", "bcd")):
+    for i, content in enumerate(("<s>x", "<a><", "<b>", "ab", "bcd")):
         data["added_tokens"].append({**data["added_tokens"][0], "id": last + i, "content": content})
     (folder / "tokenizer.json").write_text(json.dumps(data))
     ids = Tokenizer(folder).encode_chat([{"role": "user", "content": "<a><b>abcd"}])
-    assert len(specials_in(ids, folder)) == 3
+    assert specials_in(ids, folder) == [1, last]
+    assert ids[:2] == hugging_face(folder).encode("<s><s>x").ids
 
 
 def test_added_tokens_that_are_not_special_can_be_typed(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import dataclasses
 import functools
 import os
 import resource
+import select
 import socket
+import sys
 import tempfile
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,6 +26,7 @@ from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import Page, make_pages
 from colibri_daemon.common.settings import Settings
+from colibri_daemon.dispatcher import main
 from colibri_daemon.dispatcher.main import Dispatcher
 from colibri_daemon.dispatcher.session import Session, Timeouts
 from colibri_protocol.connection import Connection, Role
@@ -151,6 +154,10 @@ class Worker:
                 self._heard += self._unframer.feed(data)
         return self._heard.pop(0)
 
+    def waiting(self) -> bool:
+        """Something was said that has not been heard."""
+        return bool(self._heard) or bool(select.select([self.sock], [], [], 0)[0])
+
     async def assigned(self) -> tuple[int, Job]:
         tag, key, body = await self.hear()
         assert tag == ipc.ASSIGN, tag
@@ -236,10 +243,13 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def rig(facts: ModelFacts = FACTS, timeouts: Timeouts | None = None, **settings: Any) -> AsyncIterator[Rig]:
-    """settings: those that differ from the defaults."""
+    """settings: those that differ from the defaults. An exception that reaches the loop fails the test."""
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="colibri-"))
         yield Rig(stack, Path(folder) / "s", Settings(**settings), facts, timeouts or Timeouts())
+    assert not errors
 
 
 def generate(*tokens: int, **fields: Any) -> Generate:
@@ -274,3 +284,8 @@ def no_descriptors() -> Any:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+if __name__ == "__main__":  # for test_dispatcher_process.py: descriptors of the listening socket and of control
+    _listener, _control = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
+    sys.exit(main.run(_listener, _control, make_pages(1)[0], Settings(), FACTS))

@@ -346,6 +346,22 @@ async def test_half_a_frame_and_silence() -> None:
 
 
 @on_uvloop
+async def test_a_frame_that_trickles_in_is_no_excuse() -> None:
+    async with rig(timeouts=Timeouts(frame=0.2)) as r:
+        client = await r.client()
+        await client.raw((1000).to_bytes(4, "big"))
+
+        async def trickle() -> None:
+            while True:
+                await client.raw(b"\x00")
+                await asyncio.sleep(0.02)
+
+        trickling = asyncio.create_task(trickle())
+        assert (await client.hear_a(Error)).code == Code.READ_TIMEOUT
+        trickling.cancel()
+
+
+@on_uvloop
 async def test_silent_connections_are_asked_and_then_dropped() -> None:
     async with rig(timeouts=Timeouts(ping=0.1, pings=2)) as r:
         client = await r.client()
@@ -363,6 +379,19 @@ async def test_deadline_in_the_queue() -> None:
         error = await client.refused(generate(deadline_ms=30))
         assert (error.code, error.retryable) == (Code.DEADLINE_EXCEEDED, False)
         assert not len(r.requests.queue)
+
+
+@on_uvloop
+async def test_a_deadline_after_the_end_does_nothing() -> None:
+    async with rig() as r:
+        worker, client = await r.worker(), await r.client()
+        await client.say(generate(deadline_ms=100), 1)
+        key, _ = await worker.assigned()
+        await worker.step([key, ids(9), {"finish": "length"}])
+        await client.rest(1)
+        await client.say(generate(deadline_ms=200), 2)  # so that we see the time pass
+        key, _ = await worker.assigned()
+        await worker.told(ipc.CANCEL, key, "deadline")
 
 
 @pytest.mark.parametrize("output", [(), (9,)])
@@ -517,14 +546,20 @@ async def test_slow_readers_are_closed_and_their_memory_is_bounded(timeouts: Tim
 @on_uvloop
 async def test_questions_whose_answers_are_not_read() -> None:
     """Memory is bounded for answers that are no tokens, too."""
-    async with rig() as r:
+    async with rig(timeouts=Timeouts(linger=0.1)) as r:
         client = await r.client()
-        ping = client.conn.send(Ping(data=bytes(64))) * 500
-        most = 0
-        while not r.closing:
-            await client.raw(ping)
-            most = max(most, r.unread)
-        assert most < 2_000_000
+        ping, most = client.conn.send(Ping(data=bytes(64))) * 500, 0
+
+        async def flood() -> None:
+            nonlocal most
+            while True:
+                await client.raw(ping)
+                most = max(most, r.unread)
+
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            await flood()
+        assert 0 < most < 2_000_000
+        assert not r.sessions
 
 
 # ---- ends ----------------------------------------------------------------------------------------------------------
@@ -636,6 +671,17 @@ async def test_without_a_supervisor_it_ends_at_once() -> None:
     async with rig() as r:
         r.control.close()
         assert await asyncio.wait_for(r.dispatcher.finished, 10) == Exit.INTERNAL
+
+
+@on_uvloop
+async def test_life_shows_however_often_requests_begin_and_end() -> None:
+    async with rig() as r:
+        client, before, request_id = await r.client(), r.page[Field.PROGRESS], 0
+        async with asyncio.timeout(10):
+            while r.page[Field.PROGRESS] < before + 3:
+                request_id += 1
+                await client.say(generate(max_tokens=0), request_id)
+                await client.hear_a(Done, request_id)
 
 
 @on_uvloop

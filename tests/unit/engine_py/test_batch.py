@@ -15,6 +15,7 @@ from colibri_engine.batch import SCORED_ROWS, Batch, Drawn, Failed, Lane, Scored
 from colibri_engine.binding import Sampling
 from colibri_engine.sequence import KvArena
 from fixtures.models import Models
+from fixtures.worker import poisoned
 
 VOCAB, SLAB = 40, 16
 PROMPT = np.array([1, 2, 3, 4, 5, 6, 7], np.uint32)
@@ -85,7 +86,7 @@ def test_lanes_together_draw_what_each_draws_alone(engine: Engine, arena: KvAren
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7])
-def test_chunks_of_a_prompt_give_nothing_until_the_last(engine: Engine, arena: KvArena, batch: Batch, chunk: int) -> None:
+def test_chunks_give_nothing_until_the_last(engine: Engine, arena: KvArena, batch: Batch, chunk: int) -> None:
     one = lane(engine, arena)
     outcomes = []
     while one.position < len(PROMPT):
@@ -200,21 +201,8 @@ def test_as_many_rows_as_are_promised_can_be_scored(engine: Engine, arena: KvAre
 # ---- failing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_lane_that_overflows_fails_alone(models: Models) -> None:
-    """Token 5 has an embedding of infinities."""
-    from fixtures.checkpoints import write_checkpoint
-    from fixtures.models import random_config, random_weights
-
-    config = random_config({"vocab": VOCAB})
-    weights = random_weights(config, 0)
-    weights["model.embed_tokens.weight"][5] = 3e38
-
-    def make(dst: Path) -> None:
-        from colibri_engine.convert import convert
-
-        convert(write_checkpoint(dst.with_name("source"), config, weights), dst, "f32")
-
-    with Engine.open(models._once("overflow", make), slab_tokens=SLAB, max_sequences=8) as engine:
+def test_a_lane_that_overflows_fails_alone(folder: Path, tmp_path: Path) -> None:
+    with Engine.open(poisoned(folder, tmp_path / "model", 5), slab_tokens=SLAB) as engine:
         arena = engine.arena(20)
         batch = Batch(engine, arena, 3)
         lanes = [lane(engine, arena, prompt, id=i + 1) for i, prompt in enumerate(([1, 2], [3, 5, 1], [4, 6]))]
@@ -277,6 +265,7 @@ def test_progress_is_counted_where_the_caller_looks(folder: Path) -> None:
 
 def test_progress_in_memory_that_will_not_do(folder: Path) -> None:
     page = memoryview(bytearray(64))
-    for memory, error in ((page[:4], "too small"), (memoryview(bytes(8)), "read-only|writable"), (page[3:11], "aligned")):
+    wrong = ((page[:4], "too small"), (memoryview(bytes(8)), "read-only|writable"), (page[3:11], "aligned"))
+    for memory, error in wrong:
         with pytest.raises((ValueError, BufferError), match=error):
             Engine.open(folder, progress=memory)

@@ -1,4 +1,4 @@
-"""A program of its own for test_loop.py: the real supervisor over children of trivial roles.
+"""A program of its own for test_supervisor_loop.py: the real supervisor over children of trivial roles.
 
     python supervised.py FOLDER [setting=value …]
 

@@ -69,6 +69,7 @@ def test_exit_codes_and_the_last_line():
     assert codes == {"fail": Exit.INTERNAL, "crash": -signal.SIGSEGV, "leave": Exit.INTERNAL}
     assert trace.startswith("Fatal Python error: Segmentation fault")
     assert " in crash" in trace
+    assert "scenario" not in trace  # the supervisor's frames, below the fork
     lines = [json.loads(line) for line in stderr.splitlines() if line.startswith("{")]
     assert [(line["level"], line["role"], line["exit"]) for line in lines] == [
         ("error", "test fail", Exit.INTERNAL),

@@ -186,11 +186,14 @@ def test_no_slabs_at_all(total: int) -> None:
     assert plan.misfit is line
 
 
-LINES = st.lists(st.builds(lambda p, m, f, n: Line(p, m, min(f, p), min(p, max(f, f + n))), st.integers(1, 60),
-                           st.integers(1, 20), st.integers(0, 60), st.integers(0, 20)), min_size=1, max_size=12)  # fmt: skip
+@st.composite
+def lines(draw: st.DrawFn) -> list[Line]:
+    prompts = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+    scored = [sorted((draw(st.integers(0, prompt)), draw(st.integers(0, prompt)))) for prompt in prompts]
+    return [Line(prompt, draw(st.integers(1, 20)), *rows) for prompt, rows in zip(prompts, scored, strict=True)]
 
 
-@given(LINES, st.integers(1, 12), st.integers(8, 40), st.integers(20, 60), st.randoms())
+@given(lines(), st.integers(1, 12), st.integers(8, 40), st.integers(20, 60), st.randoms())
 def test_everybody_ends_whatever_the_room(lines, max_seqs, step_tokens, total, random) -> None:
     """Joining, pausing and resuming at random: the bounds of a step hold and each text ends, with few slabs too."""
     s = scheduler(max_seqs, step_tokens)

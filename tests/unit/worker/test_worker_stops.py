@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import pytest
 from colibri_daemon.worker.stops import Match, Stops
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.stops import Ending, Rules, ending
 
 TOKEN = st.integers(0, 3)  # few tokens, so that sequences overlap with themselves and each other
-
-
-@dataclass(frozen=True)
-class Rules:
-    max_tokens: int
-    min_tokens: int
-    eos_ids: tuple[int, ...]
-    stop_ids: tuple[int, ...]
-    sequences: tuple[tuple[int, ...], ...]
-
-    def stops(self) -> Stops:
-        return Stops(self.max_tokens, self.min_tokens, self.eos_ids, self.stop_ids, self.sequences)
 
 
 def rules() -> st.SearchStrategy[Rules]:
@@ -31,37 +17,20 @@ def rules() -> st.SearchStrategy[Rules]:
     return st.builds(Rules, st.integers(1, 40), st.integers(0, 12), ends, ends, sequences)
 
 
-def ends_with(text: Sequence[int], sequence: Sequence[int]) -> bool:
-    return len(sequence) <= len(text) and tuple(text[len(text) - len(sequence) :]) == tuple(sequence)
+def fresh(rules: Rules) -> Stops:
+    return Stops(rules.max_tokens, rules.min_tokens, rules.eos_ids, rules.stop_ids, rules.sequences)
 
 
-def held(rules: Rules, text: Sequence[int]) -> int:
-    """Length of the longest end of text that begins a stop sequence without being all of it."""
-    starts = [sequence[:n] for sequence in rules.sequences for n in range(len(sequence))]
-    return max((len(start) for start in starts if ends_with(text, start)), default=0)
-
-
-def outcome(rules: Rules, text: Sequence[int]) -> tuple[str | None, Match | None, int]:
-    """(finish, match, released) once text has been generated; nothing ended before its last token."""
-    if len(text) > rules.min_tokens:
-        for kind, ids in (("eos", rules.eos_ids), ("id", rules.stop_ids)):
-            if text[-1] in ids:
-                return "stop", Match(kind, text[-1]), len(text)
-        found = [(-len(s), i) for i, s in enumerate(rules.sequences) if ends_with(text, s)]
-        if found:
-            length, index = min(found)
-            return "stop", Match("sequence", index), len(text) + length
-    if len(text) == rules.max_tokens:
-        return "length", None, len(text)
-    return None, None, len(text) - held(rules, text)
+def now(stops: Stops) -> Ending:
+    return stops.finish, stops.match and (stops.match.kind, stops.match.value), stops.released
 
 
 @given(rules(), st.lists(TOKEN, min_size=40, max_size=40))
 def test_every_token_as_defined(rules: Rules, text: list[int]) -> None:
-    stops, released = rules.stops(), 0
+    stops, released = fresh(rules), 0
     for n in range(1, rules.max_tokens + 1):
         stops.push(text[n - 1])
-        assert (stops.finish, stops.match, stops.released) == outcome(rules, text[:n])
+        assert now(stops) == ending(rules, text[:n])
         assert released <= stops.released <= stops.count == n
         released = stops.released
         if stops.finish:
@@ -71,13 +40,13 @@ def test_every_token_as_defined(rules: Rules, text: list[int]) -> None:
 @given(rules(), st.lists(TOKEN, min_size=40, max_size=40), st.data())
 def test_going_on_after_any_prefix_ends_alike(rules: Rules, text: list[int], data: st.DataObject) -> None:
     """From what was sent, and from what an abort released."""
-    whole = rules.stops()
+    whole = fresh(rules)
     for token in text[: rules.max_tokens]:
         whole.push(token)
         if whole.finish:
             break
     for kept in (data.draw(st.integers(0, whole.released)), data.draw(st.integers(0, whole.count))):
-        again = rules.stops()
+        again = fresh(rules)
         again.restore(text[:kept])
         assert again.released == again.count == kept
         for token in text[kept : whole.count]:

@@ -62,7 +62,7 @@ def main(ctx: click.Context, socket: str | None, model: Path | None) -> None:
       0    done
       1    the daemon refused or failed the request (health: it is not ready; replay: other tokens)
       2    the command line or an input cannot be used (replay: recorded with another model)
-      3    no connection to the daemon, or it was lost
+      3    no connection to the daemon, or it was lost, or it does not answer
       130  interrupted by Ctrl-C; the request was cancelled
       141  the reader of stdout went away
 

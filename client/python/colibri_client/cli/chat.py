@@ -172,8 +172,9 @@ class Repl:
         conversation, model = self._conversation, self._client.model
         tokens, dropped = conversation.fit(model.max_len)
         if dropped:
-            self._note(f"the conversation is longer than the {model.max_len} tokens the model takes: the oldest "
-                       f"{dropped} exchange{'s were' if dropped > 1 else ' was'} left out; /reset starts afresh")
+            gone = "oldest exchange was" if dropped == 1 else f"{dropped} oldest exchanges were"
+            self._note(f"the conversation is longer than the {model.max_len} tokens the model takes: its {gone} left "
+                       "out; /reset starts afresh")
         fields = with_turn_end(conversation.fields, conversation.tokenizer, model)
         return ask(self._client, tokens, fields, conversation.tokenizer, (), TextStream())
 

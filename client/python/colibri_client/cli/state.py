@@ -33,7 +33,7 @@ def health(target: Target, wait: float, as_json: bool) -> int:
     Exit codes:
       0  ready
       1  it answers, but is not ready: starting, draining or failed; the reason is printed
-      3  no connection to the daemon
+      3  no connection to the daemon, or no answer
     """
     reply = _ready_within(target.socket, wait)
     if as_json:

@@ -19,7 +19,7 @@ from colibri_protocol.errors import Code
 from colibri_protocol.messages import ModelInfo
 
 from ..dial import DEFAULT_SOCKET
-from ..errors import ColibriError, ConnectionFailed, ConnectionLost, RequestError
+from ..errors import ColibriError, ConnectionFailed, ConnectionLost, RequestError, TimeoutExceeded
 from ..text import TextError, Tokenizer
 
 
@@ -129,7 +129,7 @@ def report(error: ColibriError, as_json: bool = False) -> Exit:
     click.echo(f"error: {described(error)}", err=True)
     if isinstance(error, TextError):
         return Exit.USAGE
-    return Exit.NO_DAEMON if isinstance(error, ConnectionFailed | ConnectionLost) else Exit.FAILED
+    return Exit.NO_DAEMON if isinstance(error, ConnectionFailed | ConnectionLost | TimeoutExceeded) else Exit.FAILED
 
 
 def _error_body(error: ColibriError) -> dict[str, Any]:
@@ -165,6 +165,8 @@ REMEDIES: dict[int, str] = {
 
 def described(error: ColibriError) -> str:
     """One line: code and name, message, the field if the message does not name it, the remedy."""
+    if isinstance(error, TimeoutExceeded):  # only questions about the daemon have a timeout here
+        return f"the daemon gives no answer within {error.seconds:g} s; its log may say why"
     if not isinstance(error, RequestError):
         return str(error)
     name = error.field

@@ -22,7 +22,7 @@ from rich.text import Text
 from ..errors import ColibriError
 from ..sync import Client
 from .state import size
-from .target import Exit, Target, connecting
+from .target import Exit, Target, connecting, described
 
 # Shown first: label -> counter. Other counters follow as they are, once they are not zero.
 RATES = {
@@ -84,7 +84,7 @@ def _watch(client: Client, console: Console, last: Sample, interval: float) -> N
             try:
                 sample = take(client)
             except ColibriError as e:
-                live.update(Group(Text(str(e), style="red"), frame(None, last)), refresh=True)
+                live.update(Group(Text(described(e), style="red"), frame(None, last)), refresh=True)
                 continue
             live.update(frame(last, sample), refresh=True)
             last = sample
@@ -108,8 +108,10 @@ def _keys() -> Iterator[object]:
 def _pressed(terminal: int, seconds: float) -> bool:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        if select.select([terminal], [], [], left)[0] and os.read(terminal, 64).lower() in (b"q", b""):
-            return True
+        if select.select([terminal], [], [], left)[0]:
+            keys = os.read(terminal, 64)
+            if not keys or b"q" in keys.lower():
+                return True
     return False
 
 

@@ -1,0 +1,161 @@
+"""Small parts by themselves: health and its age, the table of numbers, channels."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from colibri_daemon.dispatcher.channel import Channel, Outbox
+from colibri_daemon.dispatcher.health import STALE_SECONDS, HealthBoard
+from colibri_daemon.dispatcher.stats import METRICS, Stats
+from colibri_protocol.errors import Code, ConnectionFault, InvalidMessage
+from dispatched import SECONDS, on_uvloop, until
+
+READY = {"ready": True, "state": "ready", "reason": "", "workers": [{"slot": 0, "up": True}]}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_news_that_are_old_mean_not_ready() -> None:
+    clock = Clock()
+    board = HealthBoard(clock)
+    board.update(READY)
+    clock.now += STALE_SECONDS - 0.5
+    assert (board.reply().ready, board.reply().age_ms) == (True, 1500)
+    clock.now += 1
+    assert (board.reply().ready, board.reply().live, board.reply().state) == (False, True, "ready")
+    assert "2.5 s" in board.reply().reason
+
+
+def test_news_that_make_no_sense_are_no_news() -> None:
+    clock = Clock()
+    board = HealthBoard(clock)
+    board.update(READY)
+    clock.now += 1
+    board.update({"ready": "yes"})
+    assert (board.reply().state, board.reply().age_ms) == ("ready", 1000)
+
+
+def test_draining_is_not_ready_and_failed_is_for_good() -> None:
+    board = HealthBoard(Clock())
+    board.update(READY)
+    assert board.failed() is None
+    board.draining = True
+    assert (board.reply().ready, board.reply().state) == (False, "draining")
+    board.update({"ready": False, "state": "failed", "reason": ""})
+    assert board.failed() == "loading failed"
+
+
+def test_every_number_is_declared_once_and_starts_at_0() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    stats = Stats()
+    assert set(stats.counts.values()) == {0}
+    assert len(stats.counts) <= 256  # what STATS_REPLY can carry
+    for unknown in ({"name": "made_up"}, {"name": "connections_total", "result": "made up"}):
+        with pytest.raises(KeyError):
+            stats.add(**unknown)
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code != Code.INTERNAL])
+def test_any_error_can_be_counted(code: Code) -> None:
+    stats = Stats()
+    stats.refused(InvalidMessage(code, ""))
+    stats.fault(ConnectionFault(code, ""))
+    assert stats.counts[f'request_errors_total{{code="{code.name}"}}'] == 2
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.got, self.ends, self.crowds = b"", [], 0  # type: ignore[var-annotated]
+
+    def received(self, data: bytes) -> None:
+        self.got += data
+
+    def ended(self, error: OSError | None) -> None:
+        self.ends.append(error)
+
+    def crowded(self) -> None:
+        self.crowds += 1
+
+
+def channel(high: int = 1 << 20) -> tuple[Channel, Owner, socket.socket]:
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    owner = Owner()
+    return Channel(Outbox(loop, loop.time), ours, owner, high), owner, theirs
+
+
+@on_uvloop
+async def test_a_turns_messages_go_out_in_one_write() -> None:
+    made, _, peer = channel()
+    with peer:
+        peer.setblocking(False)
+        for n in range(5):
+            made.write(b"%d" % n)
+        with pytest.raises(BlockingIOError):
+            peer.recv(1)
+        await until(lambda: not made.marked)
+        assert peer.recv(100) == b"01234"
+        made.close()
+
+
+async def everything(peer: socket.socket) -> bytes:
+    """To the end of input."""
+    peer.setblocking(False)
+    heard = b""
+    while data := await asyncio.wait_for(asyncio.get_running_loop().sock_recv(peer, 1 << 16), SECONDS):
+        heard += data
+    return heard
+
+
+@on_uvloop
+async def test_what_the_kernel_does_not_take_goes_later_in_order() -> None:
+    made, owner, peer = channel(high=1000)
+    with peer:
+        sent = b""
+        while owner.crowds < 3:
+            message = bytes([len(sent) % 251]) * 10_000
+            sent += message
+            made.write(message)
+            await until(lambda: not made.marked)
+        assert made.buffered > 1000
+        made.finish()
+        assert await everything(peer) == sent
+        assert made.closed
+        assert owner.ends == []
+
+
+@on_uvloop
+async def test_only_whole_messages_are_dropped() -> None:
+    made, owner, peer = channel(high=1000)
+    with peer:
+        while owner.crowds < 5:
+            made.write(bytes(50_000))
+            await until(lambda: not made.marked)
+        made.drop_unsent()
+        made.write(b"last words")
+        made.finish()
+        heard = await everything(peer)
+        assert heard.endswith(b"last words")
+        assert (len(heard) - len(b"last words")) % 50_000 == 0
+
+
+@on_uvloop
+async def test_the_end_of_input_and_then_a_broken_pipe() -> None:
+    made, owner, peer = channel()
+    peer.close()
+    await until(lambda: owner.ends == [None])
+    assert not made.closed
+    made.write(b"x")
+    await until(lambda: made.closed)
+    assert [type(end) for end in owner.ends] == [type(None), BrokenPipeError]
+    made.write(b"y")
+    await until(lambda: not made.marked)
+    assert len(owner.ends) == 2

@@ -1,0 +1,217 @@
+"""The queue and the fair share: pure, so a model can be compared with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from colibri_daemon.dispatcher.fairness import MAX_OWNERS, FairShare
+from colibri_daemon.dispatcher.queue import RETRY_MOST_MS, RETRY_UNKNOWN_MS, RequestQueue
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+
+@dataclass(eq=False)
+class Request:
+    key: int
+    priority: int = 0
+    owner: Any = "a"
+    cost: int = field(default=1)
+
+
+def drain(queue: RequestQueue, now: float = 0.0) -> list[int]:
+    keys = []
+    while (head := queue.head()) is not None:
+        queue.take(head, now)
+        keys.append(head.key)
+    return keys
+
+
+def filled(*requests: Request, **bounds: int) -> RequestQueue:
+    queue = RequestQueue(bounds.get("requests", 100), bounds.get("tokens", 10_000), 0.0)
+    for request in requests:
+        assert queue.offer(request, 0.0) is None
+    return queue
+
+
+def test_arrival_then_priority() -> None:
+    assert drain(filled(*(Request(key) for key in range(5)))) == [0, 1, 2, 3, 4]
+    assert drain(filled(Request(0), Request(1, priority=5), Request(2, priority=-5), Request(3, priority=5))) == [
+        1, 3, 0, 2
+    ]  # fmt: skip
+
+
+def test_owners_take_turns_by_tokens() -> None:
+    many = [Request(key, owner="a", cost=10) for key in range(4)]
+    few = [Request(10 + key, owner="b", cost=20) for key in range(2)]
+    assert drain(filled(*many, *few)) == [0, 10, 1, 2, 11, 3]
+
+
+def test_what_was_generated_counts_too() -> None:
+    queue = filled(Request(0, owner="a"), Request(1, owner="a"), Request(2, owner="b"), Request(3, owner="b"))
+    queue.take(queue.head(), 0.0)
+    queue.share.charge("a", 1000)
+    assert drain(queue) == [2, 3, 1]
+
+
+def test_lost_requests_go_first_whatever_their_priority() -> None:
+    queue = filled(Request(5, priority=9))
+    queue.put_back([Request(3, priority=-1), Request(2)])
+    queue.put_back([Request(1)])
+    assert drain(queue) == [1, 2, 3, 5]
+
+
+def test_bounds() -> None:
+    queue = filled(Request(0, cost=9000), requests=2)
+    full = queue.offer(Request(1, cost=1001), 0.0)
+    assert (full.bound, full.limit, full.retry_after_ms) == ("queue_tokens", 10_000, RETRY_UNKNOWN_MS)
+    assert queue.offer(Request(1, cost=1000), 0.0) is None
+    assert queue.offer(Request(2, cost=0), 0.0).bound == "queue_full"
+    drain(queue)
+    assert queue.offer(Request(3, cost=50_000), 0.0) is None  # larger than the bound, but alone
+
+
+def test_what_comes_back_is_always_taken() -> None:
+    queue = filled(Request(5), requests=1)
+    queue.put_back([Request(1, cost=20_000), Request(2)])
+    assert (len(queue), queue.tokens) == (3, 20_002)
+    assert queue.offer(Request(6), 0.0).bound == "queue_full"
+
+
+@pytest.mark.parametrize("per_second", [10, 100])
+def test_retry_after_follows_the_drain_rate_and_spreads_the_refused(per_second: int) -> None:
+    queue = RequestQueue(2, 10_000, 0.0)
+    now, key = 0.0, 0
+    for _ in range(5 * per_second):
+        while queue.offer(Request(key), now) is None:
+            key += 1
+        now += 1 / per_second
+        queue.take(queue.head(), now)
+    times = [queue.retry_after(1, now) for _ in range(20)]
+    expected = 1000 / per_second
+    assert times[-1] == pytest.approx(times[0] + 19 * expected, rel=0.3)
+
+
+def test_refused_clients_that_obey_are_admitted() -> None:
+    """10,000 refused at once come back when they were told to; the queue drains 1000 a second."""
+    queue, now, key = RequestQueue(100, 10_000, 0.0), 0.0, 0
+    while now < 1.0:  # so that the rate is known
+        queue.offer(Request(key), now)
+        queue.take(queue.head(), now)
+        while queue.offer(Request(key := key + 1), now) is None:
+            pass
+        now += 0.001
+    queue._promised = now
+    wait = sorted(now + queue.retry_after(1, now) / 1000 for _ in range(10_000))
+    admitted = 0
+    for due in wait:
+        while now < due:
+            now += 0.001
+            if queue.head() is not None:
+                queue.take(queue.head(), now)
+        admitted += queue.offer(Request(key := key + 1), now) is None
+    assert admitted >= 9000
+
+
+def test_retry_after_is_bounded() -> None:
+    queue = RequestQueue(1, 10, 0.0)
+    queue.offer(Request(0), 0.0)
+    queue.put_back([Request(1)])
+    queue.take(queue.head(), 10.0)
+    assert max(queue.retry_after(1, 10.0) for _ in range(1000)) == RETRY_MOST_MS
+
+
+class Against(RuleBasedStateMachine):
+    """The queue against a plain list."""
+
+    @initialize()
+    def start(self) -> None:
+        self.queue = RequestQueue(8, 40, 0.0)
+        self.waiting: list[Request] = []
+        self.back: list[Request] = []
+        self.taken: list[Request] = []
+        self.now, self.key = 0.0, 0
+
+    @rule(priority=st.integers(-1, 1), owner=st.sampled_from("abc"), cost=st.integers(0, 30), wait=st.floats(0, 10))
+    def offer(self, priority: int, owner: str, cost: int, wait: float) -> None:
+        self.now += wait
+        self.key += 1
+        request = Request(self.key, priority, owner, cost)
+        everything = self.waiting + self.back
+        fits = len(everything) < 8 and (not everything or sum(r.cost for r in everything) + cost <= 40)
+        full = self.queue.offer(request, self.now)
+        assert (full is None) == fits
+        if fits:
+            self.waiting.append(request)
+        else:
+            assert 0 < full.retry_after_ms <= RETRY_MOST_MS
+
+    @precondition(lambda self: self.waiting or self.back)
+    @rule(wait=st.floats(0, 10))
+    def take(self, wait: float) -> None:
+        self.now += wait
+        head = self.queue.head()
+        if self.back:
+            assert head is min(self.back, key=lambda r: r.key)
+            self.back.remove(head)
+        else:
+            assert head.priority == max(r.priority for r in self.waiting)
+            assert head.key == min(r.key for r in self.waiting if (r.priority, r.owner) == (head.priority, head.owner))
+            self.waiting.remove(head)
+        self.queue.take(head, self.now)
+        self.taken.append(head)
+
+    @precondition(lambda self: self.waiting or self.back)
+    @rule(choice=st.randoms(use_true_random=False))
+    def give_up(self, choice: Any) -> None:
+        request = choice.choice(self.waiting + self.back)
+        (self.waiting if request in self.waiting else self.back).remove(request)
+        self.queue.remove(request)
+
+    @precondition(lambda self: self.taken)
+    @rule(choice=st.randoms(use_true_random=False))
+    def come_back(self, choice: Any) -> None:
+        lost = choice.sample(self.taken, choice.randint(1, len(self.taken)))
+        self.taken = [request for request in self.taken if request not in lost]
+        self.queue.put_back(lost)
+        self.back += lost
+
+    @invariant()
+    def counts_agree(self) -> None:
+        everything = self.waiting + self.back
+        assert len(self.queue) == len(everything)
+        assert self.queue.tokens == sum(r.cost for r in everything)
+        assert (self.queue.head() is None) == (not everything)
+
+
+TestAgainstAList = Against.TestCase
+TestAgainstAList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_nobody_saves_up_a_share() -> None:
+    share = FairShare()
+    for _ in range(10):
+        share.serve("a", 100)
+    share.serve("b", 1)  # comes for the first time: as if served as much as the others
+    assert share.first(["a", "b"]) == "b"
+    share.serve("b", 200)
+    assert share.first(["a", "b"]) == "a"
+
+
+def test_shares_are_even_in_the_long_run() -> None:
+    share, served = FairShare(), {"a": 0, "b": 0, "c": 0}
+    sizes = {"a": 1, "b": 17, "c": 64}
+    for _ in range(10_000):
+        owner = share.first(served)
+        share.serve(owner, sizes[owner])
+        served[owner] += sizes[owner]
+    assert max(served.values()) - min(served.values()) <= 2 * max(sizes.values())
+
+
+def test_owners_that_come_and_go_are_forgotten() -> None:
+    share = FairShare()
+    for n in range(3 * MAX_OWNERS):
+        share.serve(n, 1)
+    assert len(share._served) <= MAX_OWNERS

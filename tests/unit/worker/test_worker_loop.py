@@ -1,0 +1,235 @@
+"""The worker's loop at its edges: what ends it, what it refuses, when it waits. Tokens are property/test_batching's."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from colibri_daemon.common import ipc
+from colibri_daemon.common.job import Job
+from colibri_daemon.common.pages import Field
+from colibri_daemon.worker import link
+from colibri_engine import Engine
+from colibri_protocol.errors import Code
+from fixtures.models import Models
+from fixtures.worker import SECONDS, Dispatcher, poisoned, worker
+
+VOCAB = 64
+PROMPT = list(range(1, 8))
+
+
+def packed(ids: list[int]) -> bytes:
+    return np.asarray(ids, "<u4").tobytes()
+
+
+JOB = Job(packed(PROMPT), max_tokens=20)
+ENDLESS, LONG = Job(packed(PROMPT), max_tokens=500_000, window=64), 1 << 20
+
+
+@pytest.fixture(scope="module")
+def folder(models: Models) -> Path:
+    return models.random({"vocab": VOCAB, "layers": 1})
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[int]:
+    with Engine.open(folder) as engine:
+        return engine.generate(PROMPT, 20)
+
+
+def eventually(done: Callable[[], bool], reader: Dispatcher | None = None) -> None:
+    """Waits for what is not said on the link; reader keeps the link empty meanwhile."""
+    deadline = time.monotonic() + SECONDS
+    while not done():
+        assert time.monotonic() < deadline
+        if reader is None or not reader.read(0):
+            time.sleep(0)
+
+
+# ---- what ends it ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jobs", [0, 3])
+def test_it_ends_with_the_supervisor(folder: Path, jobs: int) -> None:
+    with worker(folder, max_context=LONG) as w:
+        for key in range(1, jobs + 1):
+            w.assign(key, ENDLESS)
+        if jobs:
+            w.until(lambda: bool(w.outputs[1].ids))
+        w.control.shutdown(socket.SHUT_RDWR)
+        w.thread.join(SECONDS)
+        assert not w.thread.is_alive()
+
+
+@pytest.mark.parametrize("jobs", [0, 3])
+@pytest.mark.parametrize("early", [True, False], ids=["link first", "end of file first"])
+def test_a_new_dispatcher_finds_an_empty_worker(folder: Path, expected: list[int], jobs: int, early: bool) -> None:
+    """What the old one wanted is dropped, its slabs are free, and the next one is greeted and served."""
+    with worker(folder, max_context=LONG) as w:
+        for key in range(1, jobs + 1):
+            w.assign(key, ENDLESS)
+        w.until(lambda: w.greetings == 1 and (not jobs or bool(w.outputs[1].ids)))
+        old, (ours, theirs) = w.sock, ipc.link()
+        if not early:
+            old.shutdown(socket.SHUT_RDWR)
+            eventually(lambda: w.kv.free == w.kv.total)
+        assert ipc.send_control(w.control, {"t": "link"}, (theirs.fileno(),))
+        theirs.close()
+        with ours:
+            w.change_link(ours)
+            assert w.run({9: JOB})[9].ids == expected
+            assert (w.greetings, w.kv.free) == (2, w.kv.total)
+            w.change_link(old)
+
+
+def test_a_packet_on_control_is_no_end(folder: Path, expected: list[int]) -> None:
+    with worker(folder) as w:
+        assert ipc.send_control(w.control, {"t": "hello"})
+        assert w.run({1: JOB})[1].ids == expected
+
+
+# ---- what it refuses, without anybody else noticing ------------------------------------------------------------------
+
+BAD = {
+    "a token that is none": Job(packed([1, VOCAB]), 5),
+    "no token": Job(b"", 5),
+    "half a token": Job(b"\x01\x00", 5),
+    "too long": Job(packed(PROMPT), 4090),
+    "no such position mode": Job(packed(PROMPT), 5, positions="relative"),
+    "pinned without a window": Job(packed(PROMPT), 5, pinned=3),
+    "bad output so far": Job(packed(PROMPT), 5, generated=packed([VOCAB])),
+    "scores from nowhere": Job(packed(PROMPT), score_from=9),
+    "a number that is none": Job(packed(PROMPT), 5, top_p=float("nan")),
+    "a bias for no token": Job(packed(PROMPT), 5, logit_bias={VOCAB: 1.0}),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_job_that_cannot_be_run(folder: Path, expected: list[int], what: str) -> None:
+    with worker(folder) as w:
+        outputs = w.run({1: JOB, 2: BAD[what], 3: JOB})
+        assert outputs[1].ids == outputs[3].ids == expected
+        finish = outputs[2].finish
+        assert finish is not None
+        assert (finish["finish"], finish["error"][0], finish["generated"]) == ("error", Code.INVALID_ARGUMENT, 0)
+        assert finish["error"][1]
+        assert w.kv.free == w.kv.total
+
+
+def test_fields_that_are_none(folder: Path, expected: list[int]) -> None:
+    with worker(folder) as w:
+        w.send([ipc.ASSIGN, 1, {"tokens": packed(PROMPT), "colour": "red"}], [ipc.ASSIGN, 2, JOB.to_wire()])
+        w.until(lambda: w.ended == {1, 2})
+        assert w.outputs[1].finish is not None
+        assert w.outputs[1].finish["error"][0] == Code.INVALID_ARGUMENT
+        assert w.outputs[2].ids == expected
+
+
+def test_one_that_overflows_ends_alone(folder: Path, tmp_path: Path, expected: list[int]) -> None:
+    said = set(expected) | set(PROMPT)
+    token = next(token for token in range(VOCAB) if token not in said)
+    with worker(poisoned(folder, tmp_path / "model", token)) as w:
+        outputs = w.run({1: JOB, 2: Job(packed([3, token, 4]), 9), 3: JOB})
+        assert outputs[1].ids == outputs[3].ids == expected
+        assert outputs[2].finish is not None
+        assert outputs[2].finish["error"][0] == Code.NON_FINITE
+        assert w.kv.free == w.kv.total
+        assert w.run({4: JOB})[4].ids == expected  # in slabs that the other left
+
+
+def test_one_that_needs_more_slabs_than_there_are(folder: Path, expected: list[int]) -> None:
+    with worker(folder, slabs=4) as w:
+        outputs = w.run({1: Job(packed(PROMPT), 100), 2: JOB})
+        assert outputs[1].finish is not None
+        assert outputs[1].finish["error"][0] == Code.KV_EXHAUSTED
+        assert outputs[1].finish["generated"] == len(outputs[1].ids) == 4 * 16 - len(PROMPT) + 1
+        assert outputs[2].ids == expected
+
+
+# ---- leaving and waiting ---------------------------------------------------------------------------------------------
+
+
+def test_cancel_in_the_same_write(folder: Path) -> None:
+    with worker(folder, max_context=LONG) as w:
+        w.send([ipc.ASSIGN, 1, ENDLESS.to_wire()], [ipc.CANCEL, 1, "abort"], [ipc.CANCEL, 99, "abort"])
+        w.until(lambda: w.ended == {1})
+        assert w.outputs[1].ids == []
+        assert w.outputs[1].finish == {"finish": "abort", "generated": 0}
+        assert w.kv.free == w.kv.total
+
+
+def test_a_stop_sequence_that_never_ends_holds_everything_back(folder: Path, expected: list[int]) -> None:
+    with worker(folder) as w:
+        output = w.run({1: replace(JOB, stop_seqs=(packed([*expected, VOCAB - 1]),))})[1]
+        assert output.rows == [{"finish": "length", "generated": 20}]
+        assert output.ids == expected
+
+
+def test_paused_and_idle_it_sleeps(folder: Path, expected: list[int]) -> None:
+    with worker(folder, max_context=LONG) as w:
+        w.assign(1, ENDLESS)
+        w.until(lambda: len(w.outputs[1].ids) > 3)
+        w.send([ipc.PAUSE, 1], [ipc.PAUSE, 1], [ipc.PAUSE, 99])
+        while w.read(0.2):
+            pass
+        beat, steps = w.page[Field.BEAT_NS], w.page[Field.STEPS]
+        assert (w.page[Field.BUSY], w.page[Field.KEYS]) == (0, 0)
+        assert not w.read(0.2)
+        assert (w.page[Field.BEAT_NS], w.page[Field.STEPS]) == (beat, steps)
+        assert w.run({2: JOB})[2].ids == expected  # the paused one is in nobody's way
+        w.send([ipc.RESUME, 1], [ipc.RESUME, 99])
+        w.until(lambda: len(w.outputs[1].ids) > 30)
+        assert w.outputs[1].ids[:20] == expected
+        w.send([ipc.PAUSE, 1], [ipc.CANCEL, 1, "abort"])
+        w.until(lambda: 1 in w.ended)
+        assert w.kv.free == w.kv.total
+
+
+def test_it_waits_for_a_dispatcher_that_does_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "FULL_BYTES", 8192)
+    with worker(folder) as w:
+        w.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for key in range(1, 33):
+            w.assign(key, Job(packed(PROMPT), 400, logprobs=20))
+        eventually(lambda: w.page[Field.STEPS] > 0 and w.page[Field.BUSY] == 0)
+        steps = w.page[Field.STEPS]
+        assert steps < 400
+        w.send([ipc.CANCEL, 1, "abort"])  # is still heard
+        w.until(lambda: len(w.ended) == 32)
+        assert w.page[Field.STEPS] > steps
+        assert sorted(len(output.ids) for output in w.outputs.values())[1:] == [400] * 31
+
+
+# ---- what it shows ---------------------------------------------------------------------------------------------------
+
+
+def test_the_page_tells_what_runs(folder: Path) -> None:
+    with worker(folder, max_context=LONG) as w:
+        assert (w.page[Field.KEYS], w.page[Field.STEPS]) == (0, 0)
+        w.assign(1 << 40, ENDLESS)
+        w.assign(7, ENDLESS)
+        eventually(lambda: list(w.page.memory.cast("Q")[Field.KEYS : Field.KEYS + 3]) == [1 << 40, 7, 0], w)
+        eventually(lambda: w.page[Field.BUSY] == 2, w)
+        w.send([ipc.CANCEL, 1 << 40, "abort"])
+        eventually(lambda: list(w.page.memory.cast("Q")[Field.KEYS : Field.KEYS + 2]) == [7, 0], w)
+        w.send([ipc.CANCEL, 7, "abort"])
+        w.until(lambda: len(w.ended) == 2)
+        eventually(lambda: w.page[Field.BUSY] == 0)
+        assert w.page[Field.KEYS] == 0
+        assert w.page[Field.PROGRESS] > w.page[Field.STEPS] > 0
+        assert w.page[Field.FREE_SLABS] == w.kv.total
+
+
+def test_every_step_is_told_once_and_in_order(folder: Path) -> None:
+    with worker(folder, step_tokens=8) as w:
+        w.run({1: Job(packed(PROMPT * 4), 5), 2: Job(packed(PROMPT * 9), 2), 3: Job(packed(PROMPT))})
+        numbers = [number for number, _, _ in w.steps]
+        assert numbers == sorted(numbers)
+        assert [number for number in dict.fromkeys(numbers) if number] == list(range(1, w.page[Field.STEPS] + 1))
+        assert sum(info["rows"] for _, _, info in w.steps) == 28 + 4 + 63 + 1  # every token but the last, once
+        assert w.steps[-1][2]["free"] == w.kv.total
