@@ -57,12 +57,23 @@ PYTEST_ARGS ?=
 pytest: build python $(VENV)/smol.stamp ## the Python tests [PYTEST_ARGS='tests/unit -k name']
 	$(PY) -m pytest $(PYTEST_ARGS)
 
+# ---- Go ----------------------------------------------------------------------------------------------------------
+.PHONY: gotest
+gotest: ## the Go tests, the golden bytes of the protocol among them
+	cd client/go && go vet ./... && go test -count=1 ./...
+
 # ---- checks ------------------------------------------------------------------------------------------------------
-.PHONY: check sanitize portability fuzz
-check: build python ## lint, import rules, exported and needed symbols, ABI record, size budgets
+.PHONY: check generate sanitize portability fuzz
+check: build python ## lint, import rules, generated files, exported and needed symbols, ABI record, size budgets
 	$(PY) -m ruff check .
 	$(VENV)/bin/lint-imports
+	$(PY) -m colibri_protocol.spec --check
+	$(PY) -m colibri_daemon.common.reference --check
 	$(PY) -m pytest -q tests/unit/engine/test_build.py
+
+generate: python ## rewrites what is made from declarations: SPEC.md, Go types, CONFIG.md, the configuration example
+	$(PY) -m colibri_protocol.spec
+	$(PY) -m colibri_daemon.common.reference --write
 
 TSAN_TESTS ?= pool
 sanitize: ## C tests under ASan + UBSan, the thread pool under TSan
@@ -105,8 +116,9 @@ FUZZ_SECONDS ?= 30
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(FUZZ_SRC:tests/fuzz/%.c=$(B)/%)
 FUZZ_LINK := -fsanitize=fuzzer,address,undefined
-fuzz: ## every tests/fuzz/fuzz_*.c for FUZZ_SECONDS each (clang's libFuzzer)
+fuzz: python ## every tests/fuzz/fuzz_*.c (clang's libFuzzer) and fuzz_*.py for FUZZ_SECONDS each
 	@$(MAKE) --no-print-directory CC=clang VARIANT=fuzz BUILD=$(BUILD) fuzz-run
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(PY) tests/fuzz/fuzz_frames.py
 .PHONY: fuzz-run
 fuzz-run: $(FUZZ_BIN)
 	@for f in $(FUZZ_BIN); do name=$${f##*/}; mkdir -p $(B)/corpus/$$name; seeds=tests/fuzz/corpus/$${name#fuzz_}; dict=tests/fuzz/$${name#fuzz_}.dict; \
@@ -143,7 +155,11 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | awk 'NR <= 20'
 
 # ---- longer measurements -----------------------------------------------------------------------------------------
-.PHONY: bench golden-full
+.PHONY: bench overhead golden-full
+OVERHEAD_ARGS ?= --rate 1000 --seconds 20
+overhead: python ## what the daemon itself costs: small requests in an open loop on a one-layer model [OVERHEAD_ARGS=…]
+	$(PY) loadtest/overhead.py $(OVERHEAD_ARGS)
+
 BENCH_MODEL ?= $(BUILD)/demo/smollm2-moe-q4
 BENCH_ARGS  ?= --pairs 5 -t 2,1 -b 1,8,16
 bench: python ## colibri-bench beside llama-bench, alternating pairs [BENCH_MODEL=DIR BENCH_ARGS='--pairs 5 -t 2,1']
@@ -168,6 +184,7 @@ test: ## everything CI runs
 	@$(MAKE) --no-print-directory portability
 	@$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=$(if $(filter command line environment,$(origin FUZZ_SECONDS)),$(FUZZ_SECONDS),15)
 	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory gotest
 	@$(MAKE) --no-print-directory pytest
 
 # One entry per source file, with the flags this Makefile would give it.
