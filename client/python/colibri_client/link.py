@@ -88,6 +88,7 @@ class Link(asyncio.Protocol):
         self.welcomed: asyncio.Future[Welcome] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.away = False
+        self.fresh = True  # no request has been sent here
 
     # ---- for the owner ----
 
@@ -120,7 +121,7 @@ class Link(asyncio.Protocol):
         except LocalError as e:
             code, limit = Code.INVALID_ARGUMENT, self.welcome.limits.frame
             raise class_of(code)(code, f"{e}; give fewer tokens", field="tokens", limit=limit) from None
-        request.id, request.link, request.progressed = request_id, self, False
+        request.id, request.link, request.progressed, self.fresh = request_id, self, False, False
         self._requests[request_id] = request
         self.grant(request, request.credit(self.welcome.limits.credit))
 

@@ -22,6 +22,7 @@ from .errors import (
     ConnectionLost,
     RequestError,
     TimeoutExceeded,
+    class_of,
 )
 from .link import Link, Reason
 from .request import Output, Request
@@ -242,8 +243,18 @@ class Session:
             self._pump()
 
     def link_away(self, link: Link) -> None:
+        """Questions that wait can still be asked there. A daemon that greets and says GOAWAY in one breath refuses what
+        waits for it, as if it had said DRAINING to each."""
         if self.current is link:
             self.current = None
+        waiting, self._waiting = self._waiting, deque()
+        for request in waiting:
+            if not request.limited and link.connected:
+                self._start(link, request)
+            elif link.fresh:
+                self._again_or_end(request, class_of(Code.DRAINING)(Code.DRAINING, "the daemon is stopping"))
+            else:
+                self._waiting.append(request)
         self._close_if_done(link)
         self._pump()
 
@@ -259,6 +270,9 @@ class Session:
         if error.code == Code.DRAINING:
             link.away = True
             self.link_away(link)
+        self._again_or_end(request, error)
+
+    def _again_or_end(self, request: Request, error: RequestError) -> None:
         delay = self.settings.policy.again(error, request.attempts + 1)
         if delay is None or request.cancelled or self._closed:
             request.finish(error)

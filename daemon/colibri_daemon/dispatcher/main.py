@@ -48,7 +48,7 @@ class Dispatcher:
         self.requests = Requests(loop, clock, settings, facts, admission, self.workers, self._stats, self.health,
                                  self._wake)
         self.server = Server(self._outbox, settings, facts, self.requests, self.workers, self._stats, self.health,
-                              timeouts)
+                             timeouts)
         self._control = Control(loop, control, {"worker": self._worker, "state": self._state, "drain": self._drain},
                                 self._orphaned)
         self._stop_at = self._drain_at = float("inf")

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from colibri_client.cli import main
+from fixtures.command import Cli, Outcome
 from fixtures.little_daemon import LittleDaemon
 from fixtures.tokenizers_made import write_folder
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        """Of NDJSON."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Cli = Callable[..., Outcome]
 
 
 @pytest.fixture

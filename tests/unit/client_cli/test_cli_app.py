@@ -19,7 +19,7 @@ from colibri_client.errors import ConnectionLost, TimeoutExceeded, class_of
 from colibri_client.text import EXTRA
 from colibri_protocol.errors import Code
 from colibri_protocol.messages import Generate
-from conftest import Cli
+from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -14,9 +14,10 @@ from colibri_client.cli.chat import COMMANDS, Conversation
 from colibri_client.text import TextError, Tokenizer
 from colibri_protocol.errors import Code
 from colibri_protocol.messages import Cancel, Error, Generate
-from conftest import Cli
+from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 from fixtures.models import TINY
+from fixtures.tokenizers_made import write_folder
 from unit.client.scripted import unpack
 
 
@@ -105,19 +106,21 @@ def test_command_lines_that_cannot_be_used(cli: Cli, model_folder: Path) -> None
     assert (outcome.code, "has no chat template" in outcome.err) == (2, True)
 
 
-def test_another_model_after_a_reload(cli: Cli, daemon: LittleDaemon, tokenizer: Tokenizer) -> None:
-    """The conversation goes on with the tokenizer of the new one."""
-    answer = daemon.output
+def test_another_model_after_a_reload(cli: Cli, daemon: LittleDaemon, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """An output cannot go on with it, but the conversation does, with the tokenizer of the new one."""
+    folder = write_folder(tmp_path / "other", "unigram")
+    other = replace(daemon.model, id="d" * 64, name="other", folder=str(folder))
 
     def and_reload(message: Generate) -> list[int]:
-        daemon.dies = not daemon.dies
-        daemon.model = replace(daemon.model, id="d" * 64, name="other")
-        return answer(message)
+        daemon.dies, daemon.model = daemon.model != other, other
+        return [263]
 
     daemon.output = and_reload
-    outcome = cli("chat", "--quiet", stdin="one\ntwo\n")
+    outcome = cli("chat", "--quiet", stdin="one\nthe cat\n")
     assert "another model or configuration is served now" in outcome.err
     assert "another model is served now: other\n" in outcome.err
+    assert unpack(daemon.last(Generate).tokens) == Tokenizer(folder).encode_chat([turn("user", "the cat")])
+    assert outcome.out.endswith("the\n")
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------

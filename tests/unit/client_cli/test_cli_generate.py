@@ -9,13 +9,14 @@ import struct
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from colibri_client.text import Tokenizer
 from colibri_protocol.errors import Code
 from colibri_protocol.messages import Cache, Cancel, Error, Generate, StopMatch
-from conftest import Cli
+from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 from fixtures.models import TINY
 from unit.client.scripted import pack, unpack
@@ -67,6 +68,9 @@ def test_chat(daemon: LittleDaemon, cli: Cli, model_folder: Path) -> None:
     assert cli("generate", "--chat", "-", "--ignore-eos", stdin="the </s>\n").code == 0
     assert prompt_sent(daemon) == Tokenizer(model_folder).encode_chat(messages[1:])
     assert daemon.last(Generate).stop_ids == b""
+    daemon.model = replace(daemon.model, eos_ids=(2, 4))
+    assert cli("generate", "--chat", "the").code == 0
+    assert daemon.last(Generate).stop_ids == b"", "the daemon stops there by itself"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -80,6 +84,7 @@ def test_chat(daemon: LittleDaemon, cli: Cli, model_folder: Path) -> None:
     (["--tokens", "1", "--raw"], "--raw is about --tokens-file"),
     (["--text", "a", "--system", "b"], "--system needs --chat"),
     (["--tokens-file", "/nowhere/ids"], "/nowhere/ids: No such file or directory"),
+    (["--tokens", "1", "--stop", ""], "--stop is empty"),
     (["--tokens", "1", "--stream"], "--stream is about --json"),
     (["--tokens", "1", "--prompt-logprobs", "1"], "--prompt-logprobs needs --json"),
     (["--tokens", "1", "--logit-bias", "1"], "--logit-bias 1: it must be ID=VALUE"),

@@ -12,7 +12,7 @@ import pytest
 from colibri_client.text import Tokenizer
 from colibri_protocol.errors import Code
 from colibri_protocol.messages import Error, Generate, Score
-from conftest import Cli
+from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 from unit.client.scripted import pack, unpack
 

@@ -14,7 +14,7 @@ from colibri_client.cli import main
 from colibri_client.cli.state import size, stats_rows
 from colibri_client.cli.top import Sample, duration, frame, rate, shares
 from colibri_protocol.messages import Health, HealthReply, StatsReply, WorkerHealth
-from conftest import Cli
+from fixtures.command import Cli
 from fixtures.little_daemon import READY, STATS, LittleDaemon
 from hypothesis import given
 from hypothesis import strategies as st

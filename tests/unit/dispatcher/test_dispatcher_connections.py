@@ -193,7 +193,6 @@ async def test_a_duplicate_id_leaves_the_first_alone() -> None:
             await client.ask({"tokens": [1]}, 1)
         key, _ = await worker.assigned()
         assert (await client.hear_a(Error, 1)).code == Code.DUPLICATE_ID
-        client.conn.live.add(1)
         await worker.step([key, ids(9), {"finish": "length"}])
         assert tokens_of(await client.rest(1)) == [9]
 

@@ -55,7 +55,7 @@ def generate(target: Target, as_json: bool, stream: bool, ids: bool, quiet: bool
       130  cancelled by Ctrl-C
       141  the reader of stdout went away; the request was cancelled
     """
-    _check(as_json, stream, options)
+    _check(as_json, stream, stop, options)
     prompt, fields = take_prompt(options), take_fields(options)
     with Client(target.socket) as client:
         tokenizer = _tokenizer(target, client, prompt)
@@ -68,7 +68,9 @@ def generate(target: Target, as_json: bool, stream: bool, ids: bool, quiet: bool
     return _end(answer, as_json, stream, quiet)
 
 
-def _check(as_json: bool, stream: bool, options: dict[str, Any]) -> None:
+def _check(as_json: bool, stream: bool, stop: tuple[str, ...], options: dict[str, Any]) -> None:
+    if "" in stop:
+        raise click.UsageError("--stop is empty; it must be some text")
     if stream and not as_json:
         raise click.UsageError("--stream is about --json; text streams anyway")
     if options["prompt_logprobs"] is not None and not as_json:
