@@ -11,6 +11,7 @@ that Ctrl-Z and job control hold the daemon as a whole.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import os
 import signal
@@ -128,12 +129,14 @@ class Birth:
 def _fork(role: Role, birth: Birth, arguments: tuple[object, ...]) -> tuple[int, int]:
     # A signal that came between fork and reset would run our handler in the child and wake the wrong process.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    gc.freeze()  # else the child's collector writes to every object it inherited, and no page stays shared
     try:
         pid = os.fork()
         if pid == 0:
             _become(role, birth, arguments)
         return pid, _pidfd(pid)
     finally:
+        gc.unfreeze()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 

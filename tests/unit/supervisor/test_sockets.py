@@ -13,14 +13,15 @@ import threading
 from pathlib import Path
 
 import pytest
+from colibri_daemon.common.declaration import SOCKET_PATH_BYTES
 from colibri_daemon.supervisor import sockets
-from colibri_daemon.supervisor.sockets import LONGEST_PATH, Listener, SocketError, bind, listen
+from colibri_daemon.supervisor.sockets import Listener, SocketError, bind, listen
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Short: pytest's own folders may leave too little of a socket's path."""
-    assert len(os.fsencode(tmp_path)) < LONGEST_PATH - 10
+    assert len(os.fsencode(tmp_path)) < SOCKET_PATH_BYTES - 10
     return tmp_path / "s"
 
 
@@ -183,9 +184,10 @@ def test_no_permission():
 
 
 def test_the_longest_path(tmp_path):
-    longest = tmp_path / ("x" * (LONGEST_PATH - len(os.fsencode(tmp_path)) - 1))
+    longest = tmp_path / ("x" * (SOCKET_PATH_BYTES - len(os.fsencode(tmp_path)) - 1))
     closing(bind(longest, 0o660))
-    with pytest.raises(SocketError, match=rf"{LONGEST_PATH + 1} bytes; a Unix socket's path can have {LONGEST_PATH},"):
+    most = SOCKET_PATH_BYTES
+    with pytest.raises(SocketError, match=rf"{most + 1} bytes; a Unix socket's path can have {most},"):
         bind(longest.with_name(longest.name + "x"), 0o660)
 
 
