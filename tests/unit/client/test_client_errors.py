@@ -25,7 +25,7 @@ from colibri_protocol.messages import (
     Stats,
     StatsReply,
 )
-from scripted import Peer, Server, oracle, serve, until
+from fixtures.scripted_server import Peer, Server, oracle, serve, until
 
 PROMPT = [1, 2, 3]
 

@@ -20,7 +20,7 @@ from colibri_protocol.messages import (
     HealthReply,
     Model,
 )
-from scripted import MODEL, Peer, Server, oracle, serve, until
+from fixtures.scripted_server import MODEL, Peer, Server, oracle, serve, until
 
 PROMPT = [1, 2, 3]
 Quick = Callable[..., AsyncClient]

@@ -20,9 +20,9 @@ from colibri_client.options import (
     score_message,
 )
 from colibri_protocol.messages import Cache, Generate, Resume, Score, TokenCheck
+from fixtures.scripted_server import pack as packed
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted import pack as packed
 
 IDS = [1, 2, 300, 2**32 - 1]
 FORMS: dict[str, Any] = {

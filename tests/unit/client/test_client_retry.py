@@ -23,7 +23,7 @@ from colibri_protocol.messages import (
     Score,
     Scores,
 )
-from scripted import MODEL, Peer, Script, Server, floats, oracle, serve, unpack, until
+from fixtures.scripted_server import MODEL, Peer, Script, Server, floats, oracle, serve, unpack, until
 
 PROMPT = [1, 2, 3]
 Quick = Callable[..., AsyncClient]

@@ -25,7 +25,7 @@ from colibri_protocol.messages import (
     TokenCheckReply,
     Usage,
 )
-from scripted import LIMITS, MODEL, Peer, Server, floats, never_done, oracle, pack, serve, unpack, until
+from fixtures.scripted_server import LIMITS, MODEL, Peer, Server, floats, never_done, oracle, pack, serve, unpack, until
 
 PROMPT = [1, 2, 3]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from colibri_client import Client, errors
 from colibri_protocol.messages import Bye, Cancel, Generate, Health, HealthReply, LimitInfo, Score, Scores
-from scripted import MODEL, Peer, Server, floats, never_done, oracle, serve, until
+from fixtures.scripted_server import MODEL, Peer, Server, floats, never_done, oracle, serve, until
 
 PROMPT = [1, 2, 3]
 

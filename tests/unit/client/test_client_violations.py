@@ -26,7 +26,7 @@ from colibri_protocol.messages import (
     TokensOut,
     Welcome,
 )
-from scripted import LIMITS, MODEL, Peer, Server, floats, oracle, pack, serve, until
+from fixtures.scripted_server import LIMITS, MODEL, Peer, Server, floats, oracle, pack, serve, until
 
 PROMPT = [1, 2, 3]
 WELCOME = Welcome(proto=1, server="scripted 1", generation=1, model=MODEL, limits=LIMITS)

@@ -17,8 +17,8 @@ from colibri_protocol.messages import Cancel, Error, Generate
 from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 from fixtures.models import TINY
+from fixtures.scripted_server import unpack
 from fixtures.tokenizers_made import write_folder
-from unit.client.scripted import unpack
 
 
 @pytest.fixture

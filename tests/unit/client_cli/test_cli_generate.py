@@ -19,7 +19,7 @@ from colibri_protocol.messages import Cache, Cancel, Error, Generate, StopMatch
 from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
 from fixtures.models import TINY
-from unit.client.scripted import pack, unpack
+from fixtures.scripted_server import pack, unpack
 
 
 def says(daemon: LittleDaemon, folder: Path, text: str) -> list[int]:

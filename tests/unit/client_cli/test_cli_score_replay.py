@@ -14,7 +14,7 @@ from colibri_protocol.errors import Code
 from colibri_protocol.messages import Error, Generate, Score
 from fixtures.command import Cli
 from fixtures.little_daemon import LittleDaemon
-from unit.client.scripted import pack, unpack
+from fixtures.scripted_server import pack, unpack
 
 # ---- score ---------------------------------------------------------------------------------------------------------
 

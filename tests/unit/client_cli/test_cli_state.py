@@ -16,10 +16,10 @@ from colibri_client.cli.top import Sample, duration, frame, rate, shares
 from colibri_protocol.messages import Health, HealthReply, StatsReply, WorkerHealth
 from fixtures.command import Cli
 from fixtures.little_daemon import READY, STATS, LittleDaemon
+from fixtures.scripted_server import MODEL
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from unit.client.scripted import MODEL
 
 STARTING = HealthReply(live=True, ready=False, state="starting", reason="the model is being loaded", progress=0.5)
 
@@ -75,7 +75,7 @@ def test_stats(cli: Cli) -> None:
     lines = dict(line.split() for line in cli("stats").out.splitlines())
     assert lines == {"uptime_s": "3700", "running": "1", "waiting": "2", "waiting_tokens": "30", "connections": "4",
                      "kv_slabs.free": "6", "kv_slabs.leased": "2", "kv_slabs.total": "8",
-                     "generation_tokens_total": "100", "worker.0.free_slabs": "6"}
+                     "generation_tokens_total": "100", "worker.0.kv_leases": "6"}
     body = cli("stats", "--json").json
     assert body["counters"] == {"generation_tokens_total": 100.0}
     assert body["kv_slabs"]["total"] == 8
@@ -107,7 +107,7 @@ def picture(before: Sample | None, now: Sample, width: int = 80) -> str:
 
 
 def worker(**numbers: float) -> tuple[dict[str, float], ...]:
-    return ({"running": 1.0, "max_seqs": 32.0, "slabs": 8.0, "free_slabs": 6.0, **numbers},)
+    return ({"running": 1.0, "max_seqs": 32.0, "kv_leases": 6.0, **numbers},)
 
 
 def test_the_picture() -> None:
@@ -120,7 +120,7 @@ def test_the_picture() -> None:
     assert "tokens out 125.0/s" in text
     assert "cache hits 25%" in text
     assert "free 6  leased 2" in text
-    assert ["0", "busy", "1/32", "6/8", "20.0", "30.0", "50%", "3.0", "GiB", "2", "7"] in [
+    assert ["0", "busy", "1/32", "6", "20.0", "30.0", "50%", "3.0", "GiB", "2", "7"] in [
         line.split() for line in text.splitlines()]
     assert all(len(line) <= 80 for line in text.splitlines())
 

@@ -196,6 +196,9 @@ class Slot:
     def share(self, part: str, whole: str) -> str:
         return f"{self.now[part]:.0f}/{self.now[whole]:.0f}" if part in self.now and whole in self.now else ""
 
+    def count(self, name: str) -> str:
+        return f"{self.now[name]:.0f}" if name in self.now else ""
+
     def per_second(self, counter: str) -> float | None:
         """None if it cannot be known, as after a restart."""
         grown = self.now.get(counter, 0.0) - self.before.get(counter, 0.0)
@@ -220,7 +223,7 @@ WORKER_COLUMNS: dict[str, Callable[[Slot], str | Text]] = {
     "worker": lambda slot: str(slot.health.slot),
     "state": _state,
     "running": lambda slot: slot.share("running", "max_seqs"),
-    "free slabs": lambda slot: slot.share("free_slabs", "slabs"),
+    "slabs": lambda slot: slot.count("kv_leases"),
     "steps/s": lambda slot: _shown_rate(slot.per_second("steps")),
     "rows/s": lambda slot: _shown_rate(slot.per_second("rows")),
     "in steps": _in_steps,
