@@ -14,22 +14,21 @@ from typing import Any
 import click
 
 from .common import memory, reference
+from .common.arena import choose_slabs, longest_request
 from .common.exit_codes import Exit
 from .common.facts import ModelFacts
-from .common.kv import slabs_needed
 from .common.settings import SETTINGS, Settings, SettingsError, load_settings
 
 
 @dataclass(frozen=True)
 class Split:
     """Where memory goes, in bytes and slabs. longest: slabs of a request of max_len tokens; fitting: how many of those
-    fit into one worker at once, of at most max_seqs."""
+    fit at once, of at most max_seqs in each worker."""
 
     available: int
     weights: int
     kv: int
-    workers: int
-    slabs_per_worker: int
+    slabs: int
     slab_bytes: int
     longest: int
     fitting: int
@@ -85,8 +84,8 @@ def _memory_lines(split: Split) -> Iterator[str]:
 
     yield (f"memory: {human(split.available)} available; {human(split.weights)} weights, shared by all workers; "
            f"{human(split.kv)} KV cache")  # fmt: skip
-    yield (f"KV cache: {split.slabs_per_worker} slabs of {human(split.slab_bytes)} in each worker; a request of full "
-           f"length takes {split.longest}, {split.fitting} of them fit into a worker at once")  # fmt: skip
+    yield (f"KV cache: {split.slabs} slabs of {human(split.slab_bytes)}, shared by all workers; a request of full "
+           f"length takes {split.longest}, {split.fitting} of them fit at once")  # fmt: skip
 
 
 def examine(file: Path, environ: Mapping[str, str]) -> Report:
@@ -133,8 +132,8 @@ def _examine_model(settings: Settings, report: Report) -> None:
         report.warnings.append(f"weights and KV cache need {split.weights + split.kv} bytes and {split.available} are "
                                "available: lower kv_bytes or give the daemon more memory")  # fmt: skip
     if not split.fitting:
-        report.warnings.append(f"a request of full length needs {split.longest} slabs, a worker has "
-                               f"{split.slabs_per_worker}: raise kv_bytes or lower max_tokens_total")  # fmt: skip
+        report.warnings.append(f"a request of full length needs {split.longest} slabs, there are {split.slabs}: raise "
+                               "kv_bytes or lower max_tokens_total")  # fmt: skip
 
 
 def _threads(settings: Settings, report: Report) -> int:
@@ -149,15 +148,12 @@ def _threads(settings: Settings, report: Report) -> int:
 
 
 def _split(settings: Settings, facts: ModelFacts) -> Split:
-    from .worker.calibrate import MOST
-    from .worker.main import slabs_of_worker
-
-    slabs = slabs_of_worker(settings, facts)
-    longest = slabs_needed(facts.max_len, facts.pinned, facts.window, settings.step_tokens or MOST, facts.slab_tokens)
+    free = memory.available()
+    slabs, longest = choose_slabs(settings, facts, free), longest_request(settings, facts)
     return Split(
-        available=memory.available(), weights=facts.weight_bytes, kv=slabs * facts.slab_bytes * settings.workers,
-        workers=settings.workers, slabs_per_worker=slabs, slab_bytes=facts.slab_bytes, longest=longest,
-        fitting=min(slabs // longest, settings.max_seqs),
+        available=free, weights=facts.weight_bytes, kv=slabs * facts.slab_bytes, slabs=slabs,
+        slab_bytes=facts.slab_bytes, longest=longest,
+        fitting=min(slabs // longest, settings.max_seqs * settings.workers),
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ left out, integers in their shortest form, floats as f64.
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import Any, NamedTuple
 
@@ -21,6 +22,10 @@ from .scan import broken, scan
 
 ARRAY_OF_3 = 0x93
 _INTEGERS = {0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"}
+# Nearly every TOKENS there is: one token, and counts that are at most U53, so that nothing is left to be checked.
+_COUNT = rb"([\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf\x00[\x00-\x1f].{6})"
+_PLAIN_TOKENS = re.compile(rb"\x93\x05%b([\x81-\x84])\xa3ids\xc4\x04(.{4})(?:\xa5index%b)?(?:\xa4step%b)?"
+                           rb"(?:\xadcached_tokens%b)?" % (4 * (_COUNT,)), re.DOTALL)
 _packer = msgpack.Packer()  # its buffer is kept from call to call; one call is atomic under the GIL
 
 
@@ -119,6 +124,22 @@ def decode(payload: bytes) -> tuple[Any, int]:
     if envelope.tag < IGNORABLE:
         raise ConnectionFault(Code.PROTOCOL, f"type {envelope.tag} is unknown")
     return None, envelope.id
+
+
+def plain_tokens(payload: bytes) -> tuple[TokensOut, int] | None:
+    """decode() of a plain TOKENS in a third of the time; None for anything else. A client gets one for each token."""
+    if (found := _PLAIN_TOKENS.fullmatch(payload)) is None:
+        return None
+    request_id, entries, ids, *counts = found.groups()
+    if entries[0] != 0x84 - counts.count(None):
+        return None
+    index, step, cached = map(_number, counts)
+    return TokensOut(ids=ids, index=index or 0, step=step or 0, cached_tokens=cached), _number(request_id)
+
+
+def _number(count: bytes | None) -> Any:
+    """Of a _COUNT that was matched, or None."""
+    return count and (count[0] if len(count) == 1 else int.from_bytes(count[1:], "big"))
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from .codec import Envelope, decode_body, encode, open_envelope
+from .codec import Envelope, decode_body, encode, open_envelope, plain_tokens
 from .errors import Code, ConnectionFault, InvalidMessage, LocalError
 from .framing import Framer
 from .limits import FEATURES, HEADER_BYTES, MAX_FRAME, PROTOCOL_VERSION
@@ -132,13 +132,14 @@ class Connection:
         """The events that data completes; none once the peer's side is closed. ConnectionFault if the connection must
         be closed; its `events` are those that came before. A server reports it first: send(error_message(fault))."""
         events: list[Event] = []
-        if self.sides[self.peer] is State.CLOSED:
+        sides, peer, closed = self.sides, self.peer, State.CLOSED
+        if sides[peer] is closed:
             return events
         try:
             for payload in self._framer.feed(data):
                 if (event := self._event(payload)) is not None:
                     events.append(event)
-                if self.sides[self.peer] is State.CLOSED:
+                if sides[peer] is closed:
                     break
         except ConnectionFault as fault:
             self._close_peer()
@@ -162,6 +163,9 @@ class Connection:
         self._framer.clear()
 
     def _event(self, payload: bytes) -> Event | None:
+        plain = plain_tokens(payload)
+        if plain is not None and plain[1] in self.live and TokensOut in ALLOWED[self.peer, self.sides[self.peer]]:
+            return Event(*plain)
         envelope = open_envelope(payload)
         try:
             message = self._message(envelope)
@@ -270,7 +274,7 @@ class Connection:
 
     def _end(self, message: Message, request_id: int) -> None:
         if isinstance(message, Error) and request_id == 0:
-            self.sides = dict.fromkeys(Role, State.CLOSED)
+            self.sides.update(dict.fromkeys(Role, State.CLOSED))
             self._framer.clear()
         elif not isinstance(message, Error) or message.code != Code.DUPLICATE_ID:  # which ends the second message only
             self.live.discard(request_id)

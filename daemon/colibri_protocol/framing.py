@@ -46,16 +46,15 @@ class Framer:
             data = self._buffer
         data = bytes(data)  # the same object, unless it is a bytearray or memoryview
         self._buffer = bytearray()
-        at, end = 0, len(data)
         self._wanted = HEADER_BYTES
-        while end - at >= self._wanted:
-            body = at + HEADER_BYTES
-            if self._wanted == HEADER_BYTES:
-                self._wanted += self._check(int.from_bytes(data[at:body], "big"))
-            else:
-                at += self._wanted
-                self._wanted = HEADER_BYTES
-                yield data[body:at]
+        at, end = 0, len(data)
+        while (body := at + HEADER_BYTES) <= end:
+            size = self._check(int.from_bytes(data[at:body], "big"))
+            if body + size > end:
+                self._wanted += size
+                break
+            at = body + size
+            yield data[body:at]
         if at < end:
             self._buffer += memoryview(data)[at:]
 

@@ -1,9 +1,12 @@
-"""How a message is declared: one frozen class with a permanent tag, one line per field.
+"""How a message is declared: one class with a permanent tag, one line per field.
 
     @message(9, "CREDIT", CLIENT)
     class Credit:
         '''What it means.'''
         tokens: int = required(Int(1, U32), "How many more tokens ...")
+
+Nobody changes an object once it is made, and the type checker sees to that; to do it at run time, as a frozen dataclass
+does, would make every field five times as expensive to set.
 
 Evolution: tags and names are permanent; a new field is optional; a field's kind may only widen; unknown keys are
 ignored; an unknown tag from 128 on is ignored, below it is an error.
@@ -90,8 +93,11 @@ class Struct:
         for spec in self.SPECS:
             value = getattr(self, spec.name)
             if value is not None and value != spec.default:
-                body[spec.wire] = _plain(value)
+                body[spec.wire] = value if type(value) in _AS_THEY_ARE else _plain(value)
         return body
+
+
+_AS_THEY_ARE = {bytes, int, str, float, bool}
 
 
 def _plain(value: Any) -> Any:
@@ -115,7 +121,7 @@ class Message(Struct):
 
 def _finish(cls: type, base: type) -> Any:
     space = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
-    made = dataclass(frozen=True, slots=True, kw_only=True)(type(cls.__name__, (base,), space))
+    made = dataclass(unsafe_hash=True, slots=True, kw_only=True)(type(cls.__name__, (base,), space))
     made.SPECS = tuple(_spec(f) for f in dataclasses.fields(made))
     made.BY_WIRE = {spec.wire: spec for spec in made.SPECS}
     made.REQUIRED = tuple(spec for spec in made.SPECS if spec.default is MISSING)

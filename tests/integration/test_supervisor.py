@@ -38,7 +38,7 @@ def generates(daemon: Daemon) -> list[int]:
 
 def test_start_and_stop(model):
     with Daemon(model, workers=2, threads=1) as daemon:
-        assert sorted(daemon.titles().values()) == ["dispatcher", "supervisor", "worker 0", "worker 1"]
+        assert sorted(daemon.titles().values()) == ["dispatcher", "kvpool", "supervisor", "worker 0", "worker 1"]
         assert stat.S_IMODE(daemon.socket.stat().st_mode) == 0o660
         assert len(generates(daemon)) == 8
         health = daemon.health()

@@ -213,7 +213,7 @@ class Crowd:
             self._dispatcher.send([ipc.PAUSE, key])
         else:
             self.cancelled[key] = finish = "abort" if act == "cancel" else act
-            self._dispatcher.send([ipc.CANCEL, key, finish])
+            self._dispatcher.cancel(key, finish)
 
 
 def check_cancelled(output: Output, wanted: Expected, finish: str) -> None:
@@ -230,7 +230,7 @@ def crowded(engine: Engine, seed: int, count: int, step_tokens: int, slabs: int)
     with worker(engine.path, step_tokens=step_tokens, max_seqs=12, slabs=slabs, slab_tokens=SLAB) as dispatcher:
         crowd = Crowd(dispatcher, jobs, rng)
         crowd.run()
-        assert dispatcher.kv.free == slabs
+        dispatcher.pool.until(lambda: dispatcher.pool.idle)
     for key, job in jobs.items():
         output, wanted = dispatcher.outputs[key], expected(engine, job)
         finish = output.finish["finish"] if output.finish else None

@@ -92,6 +92,9 @@ class Settings(BaseModel):
         "KV cache of all workers together. 0: half of what is free after the weights, at most what all can use.")
     kv_format: Literal["auto", "f16", "f32"] = _choice("Memory", "auto",
         "How keys and values are stored. auto: f16 with q8 and q4 weights, else f32.", "auto", "f16", "f32")
+    kv_eviction: Literal["lru", "lfu", "size_aware"] = _choice("Memory", "lru",
+        "Which cached prefix goes first when memory is needed. lru: least recently used; lfu: least often, recent uses "
+        "counting more; size_aware: the far ends of long texts before short ones.", "lru", "lfu", "size_aware")
     slab_tokens: int = _field("Memory", 64, "a multiple of 16, 16 to 1024",
         "Tokens in a slab, the unit of KV memory.", ge=16, le=1024, multiple_of=16)
 

@@ -20,15 +20,17 @@ ASSIGN = 1  # [ASSIGN, key, Job.to_wire()]; key: unique in the life of the dispa
 CANCEL = 2  # [CANCEL, key, finish]: end it with this finish reason ("abort", "deadline"); unknown keys are ignored
 PAUSE = 3  # [PAUSE, key]: leave the batch, keep the KV cache
 RESUME = 4  # [RESUME, key]: back into the batch
+PREEMPT = 5  # [PREEMPT, key]: leave, to go on from what was sent when assigned again; committed KV slabs stay cached
 
 # ---- link: worker → dispatcher -------------------------------------------------------------------------------------
 READY = 16  # [READY, {"max_seqs", "slabs", "chunk", "stall_ms"}]: once, when loaded
-STEP = 17  # [STEP, step number, [row, ...], {"free": free slabs, "rows": rows computed, "us": duration}]
+STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows computed, "us": duration, "misses"}]
+#            free: in the worker's free list. misses: decode rows so far that sat a step out for want of a slab
 # A row is [key, ids (bin), details or None]; ids are released output tokens, possibly none. details: a map with any of
 #   "lp", "top", "toplp"  bin: log probabilities [n], alternatives [n, logprobs] and theirs
 #   "scores"              [index, lp, top or None, toplp or None]: SCORES of the prompt
 #   "cached"              prompt tokens found in the prefix cache (in the first row of a request)
-#   "finish"              "stop", "length", "abort", "deadline" or "error": the last row of the key
+#   "finish"              "stop", "length", "abort", "deadline", "preempted" or "error": the last row of the key
 #   "match"               [kind, value] of StopMatch
 #   "generated"           with finish: tokens generated in all, resumed and withheld ones included
 #   "error"               [code, message] with finish "error"
@@ -37,6 +39,9 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": free slabs, "rows": rows c
 # {"t": "worker", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
 # {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s
 # {"t": "drain", "seconds"}                      GOAWAY to all, finish what is live, then answer "drained"
+# control: supervisor → worker and dispatcher
+# {"t": "pool", "slot", "epoch"} + fd            the link to the KV pool (pool_ipc.py); the last one counts. slot and
+#                                                epoch: who the receiver is (slot 0 for the dispatcher)
 # control: supervisor → worker
 # {"t": "link"} + fd                             the link to a new dispatcher; what the old one wanted is forgotten
 # control: child → supervisor

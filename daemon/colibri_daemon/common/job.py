@@ -9,7 +9,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class Job:
     """Token lists are bytes (little-endian u32). generated: output so far, from a resume or an earlier worker; the
-    job's output goes on after it. A score job (score_from not None) generates nothing."""
+    job's output goes on after it. A score job (score_from not None) generates nothing. KV slabs are shared with
+    requests of the same salt, with ``cache`` False not at all."""
 
     tokens: bytes
     max_tokens: int = 0
@@ -33,6 +34,8 @@ class Job:
     pinned: int = 0
     window: int = 0
     positions: str = "cache"
+    salt: bytes = b""
+    cache: bool = True
 
     def to_wire(self) -> dict[str, Any]:
         """What differs from the defaults. Not asdict(), which copies deeply and takes 27 µs instead of 2."""

@@ -39,6 +39,11 @@ def kv_bytes(free: int, weight_bytes: int, slab_bytes: int, slabs: int) -> int:
     return count * slab_bytes
 
 
+def machine(name: str, root: Path = Path("/")) -> int:
+    """A line of /proc/meminfo, as it stands there; 0 if there is none."""
+    return _fields(root / "proc/meminfo").get(name, 0)
+
+
 def _machine(root: Path) -> int:
     fields = _fields(root / "proc/meminfo")
     return 1024 * fields.get("MemAvailable:", fields.get("MemFree:", 0))

@@ -6,9 +6,12 @@ of the model. Each refusal is an InvalidMessage with the code, the field and the
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from colibri_protocol.errors import Code, InvalidMessage
 from colibri_protocol.messages import Generate, Score, TokenCheck
@@ -18,6 +21,7 @@ from ..common.job import Job
 from ..common.kv import slabs_needed
 
 TOKEN = 4  # bytes of an id
+OVERFLOW_UID = 65534  # whoever has no user id here: many people, who must not share
 
 
 class Refused(InvalidMessage):
@@ -31,7 +35,7 @@ class Refused(InvalidMessage):
 
 @dataclass(frozen=True)
 class Capacity:
-    """KV of the largest worker that has reported: slabs, and the largest prefill chunk."""
+    """KV slabs that one request can have when it is alone, and the largest prefill chunk."""
 
     slabs: int
     chunk: int
@@ -54,6 +58,10 @@ class Admission:
         self._eos = array("I", facts.eos_ids).tobytes()
         self.capacity: Capacity | None = None
 
+    @property
+    def slab_tokens(self) -> int:
+        return self._facts.slab_tokens
+
     def generate(self, message: Generate, uid: int) -> Admitted:
         self._check_peer(message, uid)
         self._check_prompt(message.tokens, 1 if message.max_tokens else 0)
@@ -68,7 +76,7 @@ class Admission:
             frequency_penalty=message.frequency_penalty, logit_bias=message.logit_bias, seed=seed,
             stop_ids=message.stop_ids, eos_ids=b"" if message.ignore_eos else self._eos, stop_seqs=message.stop_seqs,
             logprobs=message.logprobs, prompt_logprobs=message.prompt_logprobs, generated=generated,
-            pinned=self._facts.pinned, window=self._facts.window, positions=self._facts.positions,
+            **self._kv(message, uid),
         )  # fmt: skip
         self._fit(len(message.tokens) // TOKEN + most)
         return Admitted(job, foregone(job))
@@ -82,14 +90,21 @@ class Admission:
                           limit=count - 1)
         self._fit(count)
         return Admitted(Job(tokens=message.tokens, prompt_logprobs=message.top, score_from=message.start,
-                            pinned=self._facts.pinned, window=self._facts.window, positions=self._facts.positions))
+                            **self._kv(message, uid)))
 
-    def check(self, message: TokenCheck, uid: int) -> tuple[int, int]:
-        """What max_tokens would become, and the slabs needed at most."""
+    def check(self, message: TokenCheck, uid: int) -> tuple[Job, int]:
+        """A job with the max_tokens and the KV cache that GENERATE would get, and the slabs needed at most."""
         self._check_peer(message, uid)
         self._check_prompt(message.tokens, 1 if message.max_tokens else 0)
         most = self._clip(message.tokens, message.max_tokens)
-        return most, self._fit(len(message.tokens) // TOKEN + most)
+        slabs = self._fit(len(message.tokens) // TOKEN + most)
+        return Job(tokens=message.tokens, max_tokens=most, **self._kv(message, uid)), slabs
+
+    def _kv(self, message: Generate | Score | TokenCheck, uid: int) -> dict[str, Any]:
+        """Fields of Job: what the request attends to, and with whom it shares what is computed."""
+        salt = salt_of(uid, message.tenant, message.cache.salt_extra)
+        return {"pinned": self._facts.pinned, "window": self._facts.window, "positions": self._facts.positions,
+                "salt": salt, "cache": bool(salt) and message.cache.use}  # fmt: skip
 
     def _check_peer(self, message: Generate | Score | TokenCheck, uid: int) -> None:
         if message.model is not None and message.model != self._facts.name:
@@ -160,14 +175,16 @@ class Admission:
         """Slabs needed at most; 0 while no worker has reported its chunk."""
         if self.capacity is None:
             return 0
-        need = self.slabs(length, self.capacity.chunk)
+        need = self.slabs(length)
         if need > self.capacity.slabs:
             raise never_fits(need, self.capacity.slabs)
         return need
 
-    def slabs(self, length: int, chunk: int) -> int:
+    def slabs(self, length: int) -> int:
+        """Most slabs that a request of so many tokens has at once. A worker has reported its chunk."""
+        assert self.capacity is not None
         facts = self._facts
-        return slabs_needed(length, facts.pinned, facts.window, chunk, facts.slab_tokens)
+        return slabs_needed(length, facts.pinned, facts.window, self.capacity.chunk, facts.slab_tokens)
 
 
 def refused(message: str, field: str, index: int | None = None, limit: int | None = None) -> InvalidMessage:
@@ -175,8 +192,16 @@ def refused(message: str, field: str, index: int | None = None, limit: int | Non
 
 
 def never_fits(need: int, have: int) -> InvalidMessage:
-    return InvalidMessage(Code.NEVER_FITS, f"needs up to {need} KV slabs, a worker has {have}; lower max_tokens or "
+    return InvalidMessage(Code.NEVER_FITS, f"needs up to {need} KV slabs, there are {have}; lower max_tokens or "
                           "raise kv_bytes", limit=have)
+
+
+def salt_of(uid: int, tenant: str | None, extra: bytes) -> bytes:
+    """Requests share what is in the KV cache if they have the same salt. Empty: with nobody."""
+    if uid == OVERFLOW_UID:
+        return b""
+    name = b"" if tenant is None else b"t" + tenant.encode()
+    return hashlib.sha256(struct.pack("<QQ", uid, len(name)) + name + extra).digest()
 
 
 def unpacked(tokens: bytes) -> array[int]:

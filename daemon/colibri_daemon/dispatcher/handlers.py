@@ -51,7 +51,7 @@ def score(session: Session, request_id: int, message: Score) -> None:
 
 
 def token_check(session: Session, request_id: int, message: TokenCheck) -> None:
-    session.send(session.server.requests.check(session, message), request_id)
+    session.server.requests.check(session, request_id, message)
 
 
 def cancel(session: Session, request_id: int, _: Cancel) -> None:

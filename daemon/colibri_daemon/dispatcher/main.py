@@ -22,6 +22,7 @@ from .admission import Admission
 from .channel import Outbox
 from .control import Control
 from .health import HealthBoard
+from .pool_link import PoolLink
 from .requests import Requests
 from .server import Server
 from .session import Timeouts
@@ -43,14 +44,14 @@ class Dispatcher:
         self._loop, self._page, self._clock = loop, page, clock
         self._outbox = Outbox(loop, clock)
         self._stats, self.health = Stats(), HealthBoard(clock)
-        self.workers = WorkerPool(self._outbox)
+        self.workers, self.pool = WorkerPool(self._outbox), PoolLink(self._outbox)
         admission = Admission(facts, frozenset(settings.trusted_uids), draw_seed)
-        self.requests = Requests(loop, clock, settings, facts, admission, self.workers, self._stats, self.health,
-                                 self._wake)
-        self.server = Server(self._outbox, settings, facts, self.requests, self.workers, self._stats, self.health,
-                             timeouts)
-        self._control = Control(loop, control, {"worker": self._worker, "state": self._state, "drain": self._drain},
-                                self._orphaned)
+        self.requests = Requests(loop, clock, settings, facts, admission, self.workers, self.pool, self._stats,
+                                 self.health, self._wake)
+        self.server = Server(self._outbox, settings, facts, self.requests, self.workers, self.pool, self._stats,
+                             self.health, timeouts)
+        self._control = Control(loop, control, {"worker": self._worker, "pool": self._pool, "state": self._state,
+                                                "drain": self._drain}, self._orphaned)
         self._stop_at = self._drain_at = float("inf")
         self._told_drained = False
         self._pause_seconds = timeouts.pause
@@ -67,6 +68,12 @@ class Dispatcher:
             _log.error("a worker's link was lost on its way; raise the limit of open files", worker=message["slot"])
             return
         self.workers.attach(message["slot"], message["epoch"], message["pid"], socket.socket(fileno=fds[0]))
+
+    def _pool(self, _: dict[str, Any], fds: list[int]) -> None:
+        if not fds:
+            _log.error("the link to the KV pool was lost on its way; raise the limit of open files")
+            return
+        self.pool.attach(socket.socket(fileno=fds[0]))
 
     def _state(self, message: dict[str, Any], _: list[int]) -> None:
         self.health.update({name: value for name, value in message.items() if name != "t"})
@@ -94,6 +101,7 @@ class Dispatcher:
         self._timer.cancel()
         self.server.close()
         self.workers.close()
+        self.pool.close()
         self._control.close()
 
     def _begin_drain(self, seconds: float) -> None:
@@ -129,7 +137,7 @@ class Dispatcher:
         page[Field.BUSY] = self.requests.running
         page[Field.BEAT_NS] = time.monotonic_ns()
         self.server.tick(now)
-        self.requests.pause_starved(now - self._pause_seconds)
+        self.requests.tick(now, now - self._pause_seconds)
         self._go_on_stopping(now)
 
     def _go_on_stopping(self, now: float) -> None:

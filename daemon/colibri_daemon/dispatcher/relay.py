@@ -26,6 +26,8 @@ class Ends(Protocol):
 
     def last_row(self, stream: Stream, finish: str, match: Match, error: tuple[int, str] | None) -> None: ...
 
+    def prefilled(self, stream: Stream) -> None: ...
+
     def starve(self, stream: Stream) -> None: ...
 
 
@@ -65,10 +67,13 @@ class Relay:
 
     def _row(self, stream: Stream, ids: bytes, details: dict[str, Any], step: int, now: float) -> None:
         """The long way."""
+        if not stream.first_at:  # what a later attempt finds was mostly left there by this one
+            stream.cached = min(details.get("cached", stream.cached), stream.prompt)
+        if ids and stream.promised:
+            self._ends.prefilled(stream)
         if not stream.first_at and (ids or "scores" in details):
             stream.first_at = now
         stream.last_at, stream.step = now, step
-        stream.cached = details.get("cached", stream.cached)
         if "scores" in details:
             self._scores(stream, *details["scores"])
         stream.tokens += ids

@@ -1,7 +1,8 @@
-"""The life of every request: admitted, queued, assigned, taken over from a lost worker, ended exactly once.
+"""The life of every request: admitted, queued, assigned, preempted, taken over from a lost worker, ended exactly once.
 
 Nothing here waits. Each live request has one timer: until it is assigned for the queue limit or its deadline, then for
-its deadline. How tokens travel is relay.py's business, in which order requests go queue.py's.
+its deadline. How tokens travel is relay.py's business, in which order requests go queue.py's, when and whereto
+placing.py's, who gives way pressure.py's.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from colibri_protocol.codec import error_message
 from colibri_protocol.errors import Code, InvalidMessage
 from colibri_protocol.limits import INITIAL_CREDIT
-from colibri_protocol.messages import Error, Generate, Score, Times, TokenCheck, TokenCheckReply, Usage
+from colibri_protocol.messages import Generate, Score, TokenCheck, TokenCheckReply
 
 from ..common import ipc, log
 from ..common.facts import ModelFacts
 from ..common.settings import Settings
 from .admission import Admission, Admitted, Capacity, Refused, foregone, never_fits
+from .endings import draining, failure, kv_exhausted, log_end, waited_too_long, worker_lost
 from .health import HealthBoard
+from .placing import Placing
+from .pool_link import PoolLink
+from .pressure import Pressure
 from .queue import RequestQueue
 from .relay import Relay
 from .stats import FINISHED, Stats
@@ -40,10 +44,10 @@ class Requests:
     """busy() is called when the first request comes after none were live."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float], settings: Settings,
-                 facts: ModelFacts, admission: Admission, pool: WorkerPool, stats: Stats, health: HealthBoard,
-                 busy: Callable[[], None]) -> None:
+                 facts: ModelFacts, admission: Admission, workers: WorkerPool, pool: PoolLink, stats: Stats,
+                 health: HealthBoard, busy: Callable[[], None]) -> None:
         self._loop, self._clock, self._facts, self._health, self._busy = loop, clock, facts, health, busy
-        self._admission, self._pool, self._stats = admission, pool, stats
+        self._admission, self._workers, self._pool, self._stats = admission, workers, pool, stats
         self._queue_seconds = settings.queue_seconds
         places = settings.workers * settings.max_seqs
         self.queue: RequestQueue[Stream] = RequestQueue(settings.queue_requests or WAITING_PER_PLACE * places,
@@ -54,11 +58,15 @@ class Requests:
         self._relay = Relay(self, settings.max_frame, clock)
         self._starved: set[Stream] = set()
         self._next_key = 1
-        pool.listener = self
+        self._room_grew = False  # in this step
+        self._placing = Placing(self.queue, workers, pool, admission)
+        self._pressure = Pressure(workers, clock, partial(self.cancel, finish="exhausted"))
+        workers.listener = self
+        pool.room_changed, pool.shortage = self._room_changed, self._pressure
 
     @property
     def running(self) -> int:
-        return sum(len(worker.running) for worker in self._pool)
+        return sum(len(worker.running) for worker in self._workers)
 
     @property
     def tokens_relayed(self) -> int:
@@ -73,13 +81,21 @@ class Requests:
     def score(self, session: Session, request_id: int, message: Score) -> None:
         self._submit(session, request_id, message, self._admission.score)
 
-    def check(self, session: Session, message: TokenCheck) -> TokenCheckReply:
+    def check(self, session: Session, request_id: int, message: TokenCheck) -> None:
+        """Refused, or answered once the pool has said what is cached."""
         self._check_open(session)
-        max_tokens, slabs = self._admission.check(message, session.peer.uid)
-        return TokenCheckReply(prompt_tokens=len(message.tokens) // TOKEN, max_tokens=max_tokens, slabs=slabs)
+        job, slabs = self._admission.check(message, session.peer.uid)
+
+        def answer(cached: int) -> None:
+            session.send(TokenCheckReply(prompt_tokens=len(job.tokens) // TOKEN, cached_tokens=cached,
+                                         max_tokens=job.max_tokens, slabs=slabs), request_id)
+            session.answered()
+
+        session.owed += 1
+        self._pool.lookup(job, answer)
 
     def cancel(self, stream: Stream, finish: str = "abort") -> None:
-        """Ends a live stream: at once, or with its last row. finish: abort, deadline or draining."""
+        """Ends a live stream: at once, or with its last row. finish: abort, deadline, draining or exhausted."""
         if stream.forced is not None:
             return
         stream.forced = finish
@@ -121,7 +137,7 @@ class Requests:
             stream.starved_since = self._clock()
             self._starved.add(stream)
 
-    def pause_starved(self, since: float) -> None:
+    def _pause_starved(self, since: float) -> None:
         """Takes streams that have been out of credit since then or longer out of their batches."""
         for stream in self._starved:
             if stream.starved_since is not None and stream.starved_since <= since:
@@ -200,47 +216,62 @@ class Requests:
             self.pump()
 
     def _waited_too_long(self, now: float) -> Refused:
-        retry = self.queue.retry_after(0, now)
-        if any(worker.loaded for worker in self._pool):
-            return Refused(Code.QUEUE_FULL, f"no worker was free within {self._queue_seconds:g} s", "queue_full", retry)
-        return Refused(Code.NOT_READY, f"no worker was ready within {self._queue_seconds:g} s", "not_ready", retry)
+        loaded = any(worker.loaded for worker in self._workers)
+        return waited_too_long(self._queue_seconds, loaded, self._workers.best() is not None,
+                               self.queue.retry_after(0, now))
 
-    # ---- workers ---------------------------------------------------------------------------------------------------
+    # ---- workers and room in them ----------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Assigns from the queue while its head finds a worker."""
-        while (stream := self.queue.head()) is not None:
-            worker = self._pool.best(partial(self._admission.slabs, stream.length))
-            if worker is not None:
-                self._assign(stream, worker)
-            elif not self._refuse_too_large(stream):
-                return
-
-    def _refuse_too_large(self, stream: Stream) -> bool:
-        """Ends a request that was queued before a worker had told its size, and that will never fit."""
-        capacity = self._admission.capacity
-        if capacity is None or (need := self._admission.slabs(stream.length, capacity.chunk)) <= capacity.slabs:
-            return False
-        self._end(stream, "error", never_fits(need, capacity.slabs))
-        return True
-
-    def _assign(self, stream: Stream, worker: Worker) -> None:
-        now = self._clock()
-        self.queue.take(stream, now)
-        stream.assigned_at = stream.assigned_at or now
-        stream.attempt += 1
-        stream.mark = stream.progress
-        worker.assign(stream, self._admission.slabs(stream.length, worker.chunk))
+        """Assigns from the queue what there is room for."""
+        while (placed := self._placing.next()) is not None:
+            stream, worker, slabs = placed
+            now = self._clock()
+            self.queue.take(stream, now)
+            stream.assigned_at = stream.assigned_at or now
+            stream.attempt += 1
+            stream.lost = False
+            stream.mark = stream.progress
+            worker.assign(stream, slabs)
 
     def worker_ready(self, worker: Worker) -> None:
-        self._admission.capacity = Capacity(worker.slabs, worker.chunk)
         _log.info("worker ready", worker=worker.slot, pid=worker.pid, slabs=worker.slabs, max_seqs=worker.max_seqs)
+        self._admission.capacity = Capacity(self._pool.usable or worker.slabs, worker.chunk)
+        self._refuse_too_large()
         self.pump()
 
+    def _room_changed(self) -> None:
+        """As told by the pool."""
+        capacity, usable = self._admission.capacity, self._pool.usable
+        if capacity is not None and usable is not None and usable != capacity.slabs:
+            self._admission.capacity = replace(capacity, slabs=usable)
+            self._refuse_too_large()
+        self.pump()
+
+    def _refuse_too_large(self) -> None:
+        """Ends what was queued before it was known that it will never fit."""
+        capacity = self._admission.capacity
+        assert capacity is not None  # it has just become known
+        for stream in list(self.queue):
+            if (need := self._admission.slabs(stream.length)) > capacity.slabs:
+                self._end(stream, "error", never_fits(need, capacity.slabs))
+
     def step(self, worker: Worker, number: int, rows: list[Any]) -> None:
+        self._room_grew = False
         self._relay.step(worker, number, rows)
-        if len(self.queue):
+        if self._room_grew:
             self.pump()
+
+    def prefilled(self, stream: Stream) -> None:
+        """The stream has the slabs that were promised to it."""
+        if stream.worker is not None:
+            stream.worker.settle(stream)
+        self._room_grew = True
+
+    def tick(self, now: float, starved_since: float) -> None:
+        """Several times a second. starved_since: who is out of credit since then or longer leaves the batch."""
+        self._pause_starved(starved_since)
+        self._pressure.look(now)
 
     def worker_lost(self, worker: Worker, streams: list[Stream]) -> None:
         """Their streams wait in front of all others for any worker, and go on where they were."""
@@ -255,27 +286,47 @@ class Requests:
 
     def _ends_here(self, stream: Stream) -> bool:
         """Ends a stream whose worker is lost, if no other has to go on with it. Else makes its job the rest."""
-        stream.phase = Phase.HELD
+        self._pressure.left(stream)
+        stream.lost = True
         stream.fruitless = 0 if stream.progress > stream.mark else stream.fruitless + 1
+        if stream.forced is None and stream.fruitless >= self.fruitless_most:
+            stream.phase = Phase.HELD
+            self._end(stream, "error", worker_lost(stream.fruitless))
+            return True
+        return not self._is_to_go_on(stream)
+
+    def _is_to_go_on(self, stream: Stream) -> bool:
+        """Whether a stream that its worker has no more has something left to compute, which its job is then. If not,
+        it ends."""
+        stream.phase = Phase.HELD
         stream.continue_elsewhere()
         if stream.forced is not None:
             self._end_forced(stream)
-        elif stream.fruitless >= self.fruitless_most:
-            self._end(stream, "error", InvalidMessage(Code.WORKER_LOST, f"{stream.fruitless} workers in a row were "
-                                                      "lost before they made a token of it"))
         elif (answer := foregone(stream.job)) is not None:
             self._computed(stream, *answer)
         else:
-            return False
-        return True
+            return True
+        return False
+
+    def _preempted(self, stream: Stream) -> None:
+        """It has given way, and waits at its place by age until there is room."""
+        stream.preemptions += 1
+        self._stats.add("num_preemptions_total")
+        if self._is_to_go_on(stream):
+            stream.phase = Phase.QUEUED
+            self.queue.put_again(stream)
 
     def last_row(self, stream: Stream, finish: str, match: Match, error: tuple[int, str] | None) -> None:
         """The worker has relayed all it will of a stream. ValueError if it makes no sense: then the worker must go."""
         fault = None if error is None else InvalidMessage(Code(error[0]), error[1])
-        if finish not in FINISHED:
+        if finish not in (*FINISHED, "preempted"):
             raise ValueError(f"finish {finish!r}")
         if stream.worker is not None:
             stream.worker.release(stream)
+        self._room_grew = True
+        self._pressure.left(stream)
+        if finish == "preempted":
+            return self._preempted(stream)
         stream.phase = Phase.HELD
         if fault is not None:
             self._end(stream, "error", fault)
@@ -299,9 +350,10 @@ class Requests:
         waiting = stream.phase is Phase.QUEUED
         if stream.forced == "draining":
             self._end(stream, "error", draining())
-        elif stream.forced == "deadline" and waiting and stream.attempt:
-            self._end(stream, "error", InvalidMessage(Code.WORKER_LOST, "no other worker could take the request over "
-                                                      "within its deadline"))
+        elif stream.forced == "exhausted":
+            self._end(stream, "error", kv_exhausted(self.queue.retry_after(stream.cost, self._clock())))
+        elif stream.forced == "deadline" and waiting and stream.lost:
+            self._end(stream, "error", worker_lost(0))
         elif stream.forced == "deadline" and not stream.delivered:
             self._end(stream, "error", InvalidMessage(Code.DEADLINE_EXCEEDED, "the deadline passed before the first "
                                                       "token"))
@@ -313,7 +365,7 @@ class Requests:
         now = self._clock()
         self._forget(stream)
         self.queue.share.charge(stream.owner, len(stream.tokens) // TOKEN - stream.base)
-        self._stats.finished(finish, error, stream)
+        self._stats.finished(finish, error)
         usage, times = stream.usage(), stream.times(now)
         log_end(stream, finish, error, usage, times)
         if (session := stream.session) is None:
@@ -330,28 +382,11 @@ class Requests:
             self.queue.remove(stream)
         elif stream.worker is not None:
             stream.worker.release(stream)
+            self._pressure.left(stream)
         stream.phase = Phase.ENDED
+        if stream.attempt:  # its worker may have died before it could say so to the pool
+            self._pool.drop(stream.key)
         if stream.timer is not None:
             stream.timer.cancel()
         self._starved.discard(stream)
         del self.live[stream.key]
-
-
-def draining() -> Refused:
-    return Refused(Code.DRAINING, "the daemon is stopping; send it to another instance", "draining")
-
-
-def failure(stream: Stream, error: InvalidMessage, usage: Usage) -> Error:
-    """The ERROR that ends a stream that was live."""
-    sent = stream.sent - stream.base
-    message = error_message(error, sent, getattr(error, "retry_after_ms", None))
-    return replace(message, usage=usage) if stream.attempt else message
-
-
-def log_end(stream: Stream, finish: str, error: InvalidMessage | None, usage: Usage, times: Times) -> None:
-    """One line per request, without its tokens."""
-    optional = {"code": error and error.code.name, "tenant": stream.owner[1], "trace": stream.trace}
-    _log.info("request ended", id=stream.id, connection=stream.connection, uid=stream.owner[0], prompt=usage.prompt,
-              cached=usage.cached, generated=usage.generated, finish=finish, queue_ms=times.queue,
-              prefill_ms=times.prefill, decode_ms=times.decode, worker=stream.slot, attempt=stream.attempt,
-              **{name: value for name, value in optional.items() if value is not None})  # fmt: skip

@@ -17,6 +17,7 @@ from ..common.settings import Settings
 from .accept import Acceptor
 from .channel import Outbox
 from .health import HealthBoard
+from .pool_link import PoolLink
 from .requests import Requests
 from .session import Peer, Session, Timeouts, peer_of
 from .stats import Stats, report
@@ -29,8 +30,8 @@ _log = log.get("server")
 class Server:
     """What sessions and handlers need of the rest."""
 
-    def __init__(self, outbox: Outbox, settings: Settings, facts: ModelFacts, requests: Requests, pool: WorkerPool,
-                 stats: Stats, health: HealthBoard, timeouts: Timeouts) -> None:
+    def __init__(self, outbox: Outbox, settings: Settings, facts: ModelFacts, requests: Requests,
+                 workers: WorkerPool, pool: PoolLink, stats: Stats, health: HealthBoard, timeouts: Timeouts) -> None:
         self.outbox, self.clock, self.timeouts = outbox, outbox.clock, timeouts
         self.requests, self.stats, self.health = requests, stats, health
         self.version, self.generation = f"colibrid {version('colibri-daemon')}", 1
@@ -40,7 +41,7 @@ class Server:
             max_len=facts.max_len, eos_ids=facts.eos_ids, pinned=facts.pinned, window=facts.window,
             positions=facts.positions, block=facts.slab_tokens, kv_format=facts.kv_format, folder=facts.folder,
         )  # fmt: skip
-        self._settings, self._pool = settings, pool
+        self._settings, self._workers, self._pool = settings, workers, pool
         self.sessions: set[Session] = set()
         self._per_uid: Counter[int] = Counter()
         self._opened = 0
@@ -91,8 +92,9 @@ class Server:
         return LimitInfo(frame=self.max_frame, requests=session.max_requests)
 
     def stats_reply(self) -> StatsReply:
-        return report(self.stats, self.requests, self._pool, [s.channel.buffered for s in self.sessions],
-                      sum(s.pausing for s in self.sessions), self.clock() - self._started)
+        return report(self.stats, self.requests, self._workers, self._pool,
+                      [s.channel.buffered for s in self.sessions], sum(s.pausing for s in self.sessions),
+                      self.clock() - self._started)
 
     def _accepted(self, sock: socket.socket) -> None:
         peer = peer_of(sock)

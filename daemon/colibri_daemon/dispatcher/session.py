@@ -72,6 +72,7 @@ class Session:
         self.server, self.peer, self.number, self.max_requests = server, peer, number, max_requests
         self.conn = Connection(Role.SERVER, max_frame=server.max_frame)
         self.streams: dict[int, Stream] = {}
+        self.owed = 0  # answers that wait for another process, other than the streams'
         self.credit = False  # negotiated
         self.last_id = 0  # of the last request accepted
         self._away = False  # GOAWAY was said
@@ -230,8 +231,13 @@ class Session:
         self.request_ended()
 
     def request_ended(self) -> None:
-        if self.leaving and not self.streams:
+        if self.leaving and not self.streams and not self.owed:
             self._close()
+
+    def answered(self) -> None:
+        """One of those owed was sent."""
+        self.owed -= 1
+        self.request_ended()
 
     def fail(self, fault: ProtocolError) -> None:
         """ERROR with id 0, and the end of everything live."""

@@ -1,5 +1,6 @@
 """Counters and gauges of the dispatcher. One table declares them, under the names of the exported metrics without the
-colibri_ prefix; each combination of name and label value is one number in ``counts``, there from the start.
+colibri_ prefix; each combination of name and label value is one number in ``counts``, there from the start. Those of
+the KV pool come from its process, by the same names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from colibri_protocol.errors import Code, ProtocolError
 from colibri_protocol.messages import StatsReply
 
 if TYPE_CHECKING:
+    from .pool_link import PoolLink
     from .requests import Requests
-    from .streams import Stream
     from .workers import Worker, WorkerPool
 
 FINISHED = ("stop", "length", "abort", "deadline", "error")
@@ -41,9 +42,8 @@ METRICS = (
            ("queue_full", "queue_tokens", "peer_limit", "never_fits", "draining", "not_ready", "invalid")),
     Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
     Metric("generation_tokens_total", "counter", "Tokens that workers delivered."),
-    Metric("prefix_cache_queries_total", "counter", "Prompt tokens of ended requests that a worker had."),
-    Metric("prefix_cache_hits_total", "counter", "Of those, found in the prefix cache."),
     Metric("request_takeovers_total", "counter", "Requests that moved off a lost worker."),
+    Metric("num_preemptions_total", "counter", "Times that a request gave its KV slabs up and waited again."),
     Metric("connections_total", "counter", "Connections by what became of them.", "result",
            ("accepted", "refused_limit", "emfile")),
     Metric("protocol_errors_total", "counter", "Connections that broke the protocol.", "kind",
@@ -79,13 +79,10 @@ class Stats:
         self.add("requests_started_total")
         self.add("prompt_tokens_total", prompt_tokens)
 
-    def finished(self, finish: str, error: ProtocolError | None, stream: Stream) -> None:
+    def finished(self, finish: str, error: ProtocolError | None) -> None:
         self.add("request_success_total", finished_reason=finish)
         if error is not None:
             self.add("request_errors_total", code=error.code.name)
-        if stream.attempt:
-            self.add("prefix_cache_queries_total", stream.prompt)
-            self.add("prefix_cache_hits_total", stream.cached)
 
     def refused(self, error: ProtocolError) -> None:
         """A request was not accepted."""
@@ -100,7 +97,7 @@ class Stats:
             self.add("protocol_errors_total", kind=PROTOCOL_FAULTS[error.code])
 
 
-def report(stats: Stats, requests: Requests, pool: WorkerPool, unread: list[int], paused: int,
+def report(stats: Stats, requests: Requests, workers: WorkerPool, pool: PoolLink, unread: list[int], paused: int,
            uptime: float) -> StatsReply:
     """STATS_REPLY. unread: bytes of output waiting per connection; paused: connections whose requests are kept back."""
     for name, value in (
@@ -111,17 +108,26 @@ def report(stats: Stats, requests: Requests, pool: WorkerPool, unread: list[int]
         stats.set(name, value)
     stats.set("connections", len(unread) - paused, state="active")
     stats.set("connections", paused, state="paused")
-    slabs, free = sum(w.slabs for w in pool), sum(w.free for w in pool)
     return StatsReply(
         uptime_s=uptime, running=requests.running, waiting=len(requests.queue), waiting_tokens=requests.queue.tokens,
-        connections=len(unread), kv_slabs={"live": slabs - free, "free": free, "total": slabs},
-        counters=dict(stats.counts), workers=tuple(per_worker(w) for w in pool),
+        connections=len(unread), kv_slabs=slabs_by_state(pool), counters=stats.counts | pool.counters,
+        workers=tuple(per_worker(w, pool) for w in workers),
     )  # fmt: skip
 
 
-def per_worker(worker: Worker) -> dict[str, float]:
+def slabs_by_state(pool: PoolLink) -> dict[str, float]:
+    """live: a worker's own or somebody's request's. Empty until the pool has told."""
+    if not pool.slabs:
+        return {}
+    slabs = dict(pool.slabs)
+    return {"live": slabs.pop("leased") + slabs.pop("committed"), **slabs, "total": sum(pool.slabs.values())}
+
+
+def per_worker(worker: Worker, pool: PoolLink) -> dict[str, float]:
+    """kv_leases: slabs that only this worker may use; kv_free_list: of these, not in use; kv_promised: to be taken."""
     return {
         "slot": worker.slot, "epoch": worker.epoch, "pid": worker.pid, "loaded": int(worker.loaded),
-        "running": len(worker.running), "max_seqs": worker.max_seqs, "slabs": worker.slabs, "free_slabs": worker.free,
-        "reserved_slabs": worker.reserved, "steps": worker.steps, "rows": worker.rows, "busy_us": worker.busy_us,
+        "running": len(worker.running), "max_seqs": worker.max_seqs, "kv_leases": pool.leases.get(worker.slot, 0),
+        "kv_free_list": worker.free, "kv_free_list_misses": worker.misses, "kv_promised": worker.promised,
+        "steps": worker.steps, "rows": worker.rows, "busy_us": worker.busy_us,
     }  # fmt: skip

@@ -2,7 +2,7 @@
 
     QUEUED ──assign──> RUNNING ──last row──> ENDED                    (the usual way)
        ^                 │ └─────last row──> HELD ──credit──> ENDED   (the client has not allowed the rest to be sent)
-       └───worker lost───┘
+       └lost or preempted┘
     any ──cancel, deadline, drain──> ENDED, from RUNNING with the worker's last row
 
 requests.py makes the transitions, relay.py moves the tokens.
@@ -67,8 +67,8 @@ class Stream:
     __slots__ = (
         "arrived", "assigned_at", "attempt", "base", "cached", "connection", "cost", "credit", "deadline",
         "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "held", "id", "job", "key", "last_at",
-        "length", "mark", "match", "owner", "paused", "phase", "plain", "priority", "prompt", "scored", "sent",
-        "session", "slabs", "slot", "starved_since", "step", "timer", "tokens", "trace", "worker",
+        "length", "lost", "mark", "match", "owner", "paused", "phase", "plain", "preemptions", "priority", "promised",
+        "prompt", "scored", "sent", "session", "slot", "starved_since", "step", "timer", "tokens", "trace", "worker",
     )  # fmt: skip
 
     def __init__(self, key: int, request_id: int, session: Session, job: Job, owner: tuple[int, str | None],
@@ -90,9 +90,11 @@ class Stream:
         self.assigned_at = self.first_at = self.last_at = 0.0
         self.phase = Phase.QUEUED
         self.worker: Worker | None = None
-        self.slabs = 0  # reserved in the worker
+        self.promised = 0  # KV slabs that it has to take yet
         self.slot: int | None = None  # of the last worker
         self.attempt = self.fruitless = 0  # assignments; lost workers in a row without progress
+        self.preemptions = 0
+        self.lost = False  # waits because its worker was lost
         self.mark = 0  # progress at the last assignment
         self.credit = UNLIMITED
         self.plain = False  # the next row can be relayed the short way

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from ..common import ipc, log
@@ -31,33 +31,40 @@ class Worker:
         self.slot, self.epoch, self.pid = slot, epoch, pid
         self.running: dict[int, Stream] = {}
         self.loaded = False
-        self.max_seqs = self.slabs = self.chunk = 0  # from READY
-        self.reserved = 0  # slabs promised to what is running
-        self.free = 0  # slabs that are free, as last told
-        self.steps = self.rows = self.busy_us = 0
+        self.max_seqs = self.slabs = self.chunk = 0  # from READY; slabs: of the arena that all workers share
+        self.stall_ms = 0.0  # from READY: the longest step
+        self.promised = 0  # slabs that what is running has to take yet
+        self.steps = self.rows = self.busy_us = self.free = self.misses = 0  # from the last STEP; see ipc.py
         self._pool = pool
         self._unframer = ipc.Unframer()
         self.channel = Channel(pool.outbox, sock, self, LINK_BYTES)
 
-    def room(self) -> tuple[int, int]:
-        """Free places in the batch and unreserved slabs."""
-        return self.max_seqs - len(self.running), self.slabs - self.reserved
+    @property
+    def room(self) -> int:
+        """Free places in the batch."""
+        return self.max_seqs - len(self.running)
 
-    def takes(self, slabs: int) -> bool:
-        places, unreserved = self.room()
-        return places > 0 and slabs <= unreserved and self.channel.buffered < LINK_BYTES
+    @property
+    def takes(self) -> bool:
+        return self.loaded and self.room > 0 and self.channel.buffered < LINK_BYTES
 
     def assign(self, stream: Stream, slabs: int) -> None:
-        stream.phase, stream.worker, stream.slot, stream.slabs = Phase.RUNNING, self, self.slot, slabs
-        stream.paused = False
+        """slabs: promised to it until settle()."""
+        stream.phase, stream.worker, stream.slot, stream.promised = Phase.RUNNING, self, self.slot, slabs
+        stream.paused = stream.plain = False
         self.running[stream.key] = stream
-        self.reserved += slabs
+        self.promised += slabs
         self.say(ipc.ASSIGN, stream.key, stream.job.to_wire())
+
+    def settle(self, stream: Stream) -> None:
+        """What was promised to the stream it has."""
+        self.promised -= stream.promised
+        stream.promised = 0
 
     def release(self, stream: Stream) -> None:
         """The last row of the stream has come."""
         del self.running[stream.key]
-        self.reserved -= stream.slabs
+        self.settle(stream)
         stream.worker = None
 
     def say(self, *message: Any) -> None:
@@ -69,8 +76,8 @@ class Worker:
         self.channel.close()
         lost, self.running = list(self.running.values()), {}
         for stream in lost:
+            self.settle(stream)
             stream.worker = None
-        self.reserved = 0
         self._pool.lost(self, lost)
 
     def received(self, data: bytes) -> None:
@@ -90,14 +97,14 @@ class Worker:
     def _take(self, message: list[Any]) -> None:
         if message[0] == ipc.STEP:
             _, number, rows, info = message
-            self.steps, self.free = number, info["free"]
+            self.steps, self.free, self.misses = number, info["free"], info["misses"]
             self.rows += info["rows"]
             self.busy_us += info["us"]
             self._pool.listener.step(self, number, rows)
         elif message[0] == ipc.READY:
             info = message[1]
             self.max_seqs, self.slabs, self.chunk = info["max_seqs"], info["slabs"], info["chunk"]
-            self.free, self.loaded = self.slabs, True
+            self.stall_ms, self.loaded = info["stall_ms"], True
             self._pool.listener.worker_ready(self)
         else:
             raise ValueError(f"link message {message[0]!r}")
@@ -125,10 +132,9 @@ class WorkerPool:
             del self._slots[worker.slot]
         self.listener.worker_lost(worker, streams)
 
-    def best(self, slabs: Callable[[int], int]) -> Worker | None:
-        """The loaded worker with most room, if any has enough for a request that needs slabs(prefill chunk)."""
-        fit = [worker for worker in self._slots.values() if worker.loaded and worker.takes(slabs(worker.chunk))]
-        return max(fit, key=Worker.room, default=None)
+    def best(self) -> Worker | None:
+        """The loaded worker with most free places; None if there is none."""
+        return max((worker for worker in self._slots.values() if worker.takes), key=lambda w: w.room, default=None)
 
     def close(self) -> None:
         """Without telling anyone: the process ends."""

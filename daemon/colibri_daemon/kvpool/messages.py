@@ -14,10 +14,10 @@ _MASK = struct.Struct("<IIB")
 FULL_MASK = bytes(_MASK.size)  # what queries see is everything before them
 MASK_BYTES = _MASK.size
 EVERY = 1 << 62  # more slabs than any sequence has
-U32 = 1 << 32
+U32, U64 = 1 << 32, 1 << 64
 
 
-class PeerFault(Exception):
+class PeerFault(Exception):  # noqa: N818  as ConnectionFault
     """A peer sent what a right one never sends. The pool's state is as before; the caller ends that peer."""
 
 
@@ -50,7 +50,7 @@ class Request:
             raise PeerFault(f"no request: {str(body)[:200]}") from None
         if not (type(request.tokens) is type(request.salt) is bytes) or len(request.tokens) % TOKEN:
             raise PeerFault("a request's tokens or salt are no bytes or no whole token ids")
-        if type(request.use) is not bool or request.positions not in MODES:
+        if type(request.use) is not bool or request.positions not in list(MODES):
             raise PeerFault(f"a request's use is {request.use!r}, its positions {request.positions!r}")
         whole(request.pinned, U32, "pinned")
         whole(request.window, U32, "window")

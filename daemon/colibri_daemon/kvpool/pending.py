@@ -25,7 +25,7 @@ class Pending:
     def put(self, sequence: Sequence) -> None:
         """Lists it at its end, if others could find and use what it computes next."""
         node = sequence.node
-        if sequence.request.use and node is not None and node.indexed and sequence.known(sequence.next) is not None:
+        if node is not None and node.indexed and sequence.known(sequence.next) is not None:
             sequence.frontier = node
             self._at.setdefault(node, []).append(sequence)
 
@@ -54,11 +54,12 @@ class Pending:
 
     def _shared(self, owner: Sequence, request: Request, ordinal: int) -> int:
         """Number of slabs, those before ``ordinal`` included, that owner will commit and request can use."""
-        mine = Sequence(0, None, request, self._slab_tokens, 0, None)
+        mine = Sequence(0, None, request, self._slab_tokens, 0)
         most = request.limit // self._slab_tokens
-        while ordinal < most and owner.known(ordinal) == mine.known(ordinal) and owner.mask(ordinal) == mine.mask(ordinal):
-            ordinal += 1
-        return ordinal
+        for at in range(ordinal, most):
+            if owner.known(at) != mine.known(at) or owner.mask(at) != mine.mask(at):
+                return at
+        return most
 
     @property
     def listed(self) -> list[Sequence]:

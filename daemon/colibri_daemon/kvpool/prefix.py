@@ -1,9 +1,9 @@
 """The prefix index: what each full slab holds, as a tree from a salt's root down the token ids.
 
-A node is found by the chained SHA-256 over (salt, identity, T, mask id, token ids), but is taken only if its parent *is*
-the node found before, and its mask and token ids are equal. So no hit rests on the hash: a collision is only a miss,
-whatever the digest's length (a test sets it to 8 bits). This needs the nodes above a slab even when their own slabs are
-evicted; such *ghosts* stay while something is below them, and their number is bounded.
+A node is found by the chained SHA-256 over (salt, identity, T, mask id, token ids), but is taken only if its parent
+*is* the node found before, and its mask and token ids are equal. So no hit rests on the hash: a collision is only a
+miss, whatever the digest's length (a test sets it to 8 bits). This needs the nodes above a slab even when their own
+slabs are evicted; such *ghosts* stay while something is below them, and their number is bounded.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ HASH_BITS = 256
 class Node:
     """Contents of one full slab: its tokens behind all those of its ancestors, computed with its mask."""
 
-    __slots__ = ("hash", "indexed", "mask", "parent", "refs", "slab", "tokens", "uid")
+    __slots__ = ("copies", "hash", "indexed", "mask", "parent", "refs", "slab", "tokens", "uid")
 
     def __init__(self, uid: int, parent: Node | None, mask: bytes, tokens: bytes, digest: bytes, indexed: bool) -> None:
         self.uid = uid  # never used again; grows, so that a parent's is less than its child's
         self.parent = parent  # None: a root, or not indexed
         self.mask, self.tokens, self.hash, self.indexed = mask, tokens, digest, indexed
-        self.slab: int | None = None  # where an attach finds it; others may hold the same contents
+        self.slab: int | None = None  # where an attach finds it
+        self.copies: tuple[int, ...] = ()  # slabs that others filled with the same; held, so never cached
         self.refs = 0  # children, slabs with these contents, sequences whose end this is
 
 
@@ -149,21 +150,26 @@ class PrefixIndex:
             node = above
 
     def fill(self, node: Node, slab: int) -> None:
-        """An attach finds these contents in this slab from now on."""
-        node.slab = slab
-        self._ghosts.pop(node, None)
+        """The slab has these contents; takes a hold."""
+        self.hold(node)
+        if node.slab is None:
+            node.slab = slab
+            self._ghosts.pop(node, None)
+        else:
+            node.copies += (slab,)
 
-    def empty(self, node: Node) -> None:
-        """Its slab is no more. If there are too many ghosts, the oldest is cut out of the tree; what is below it can no
-        longer be found, and is evicted in its turn."""
-        node.slab = None
-        if not node.indexed:
-            return
-        self._ghosts[node] = None
+    def vacate(self, node: Node, slab: int) -> None:
+        """The slab does not hold these contents any more; gives its hold back. If there are too many ghosts now, the
+        oldest is cut out of the tree: what is below it can no longer be found, and is evicted in its turn."""
+        if node.slab != slab:
+            node.copies = tuple(copy for copy in node.copies if copy != slab)
+        else:
+            node.slab, node.copies = (node.copies or (None,))[0], node.copies[1:]
+            if node.slab is None and node.indexed and node.refs > 1:
+                self._ghosts[node] = None
+        self.drop(node)
         if len(self._ghosts) > self._most_ghosts:
-            oldest = next(iter(self._ghosts))
-            oldest.tokens = b""
-            self._forget(oldest)
+            self._forget(next(iter(self._ghosts)))
 
     def _forget(self, node: Node) -> None:
         self._unlist(node)

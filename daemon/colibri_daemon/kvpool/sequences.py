@@ -19,10 +19,11 @@ class Sequence:
     request: Request
     slab_tokens: int
     next: int  # ordinal of the next commit
-    node: Node | None  # contents of the slab before that (a root if there is none); None: not known
+    node: Node | None = None  # contents of the slab before that (a root if there is none); None: not known
     slabs: dict[int, int] = field(default_factory=dict)  # ordinal -> slab
     redo: set[int] = field(default_factory=set)  # declared after our restart: their commit may come once more
-    to_check: list[int] = field(default_factory=list)  # attached with a CRC; known to be right at the next commit
+    to_check: list[int] = field(default_factory=list)  # attached with a CRC; known to be right at the next commit,
+    faults: int = 0  # as of this many deaths by fault
     given_back: int = 0  # ordinals before this and behind the pinned ones are given back
     dropped: bool = False  # the dispatcher knows it no more: not to be taken over
     waiters: dict[Waiter, None] = field(default_factory=dict)

@@ -44,9 +44,9 @@ class Slab:
 class SlabTable:
     """Changes of state go through move() and cache(), so that the counts and the free list are always right.
 
-    Eviction order is a heap of (priority, stamp, number). A slab that leaves the cache leaves its entry behind, which is
-    skipped when it comes up: O(log n) for each slab cached, none of it a scan. Old entries are swept out when they are
-    the majority, so the heap is at most twice as long as there are slabs and a sweep costs O(1) per slab cached."""
+    Eviction order is a heap of (priority, stamp, number). A slab that leaves the cache leaves its entry behind, which
+    is skipped when it comes up: O(log n) for each slab cached, none of it a scan. Old entries are swept out when they
+    are the majority, so the heap is at most twice as long as there are slabs, a sweep costs O(1) per slab cached."""
 
     count: int
     policy: Policy
@@ -80,13 +80,16 @@ class SlabTable:
             self._queue = [entry for entry in self._queue if self._is_live(entry)]
             heapq.heapify(self._queue)
 
-    def worst(self) -> Slab | None:
-        """The cached slab to evict next; None if there is none. It leaves the queue, and must leave the cache."""
-        while self._queue:
-            entry = heapq.heappop(self._queue)
-            if self._is_live(entry):
-                return self.all[entry[2]]
-        return None
+    def next_free(self) -> Slab:
+        number, _ = self.free.popitem()
+        self.free[number] = None
+        return self.all[number]
+
+    def worst(self) -> Slab:
+        """The cached slab to evict next; there must be one. It leaves the queue, and must leave the cache."""
+        while not self._is_live(entry := heapq.heappop(self._queue)):
+            pass
+        return self.all[entry[2]]
 
     def queued(self) -> set[int]:
         return {entry[2] for entry in self._queue if self._is_live(entry)}

@@ -23,13 +23,14 @@ from .spawn import Death, Process, Role, spawn
 
 class Child:
     """One slot. told: the fields of its "ready" message. reason: of its "failed" message. stalled: seconds without
-    progress while it should have made some."""
+    progress while it should have made some. epoch: tells its processes apart; grows with each."""
 
     def __init__(self, role: Role, page: Page) -> None:
         self.role, self.page = role, page
         self.life = Life()
         self.process: Process | None = None
         self.control: socket.socket | None = None
+        self.epoch = 0
         self.told: dict[str, Any] = {}
         self.reason = ""
         self.stalled = 0.0
@@ -54,19 +55,22 @@ class Child:
 
     # ---- the process ----
 
-    def start(self, now: float, settings: Settings, kept: socket.socket, facts: ModelFacts) -> None:
-        """Forks; ``kept`` is the role's first argument and its to keep. OSError if the system has no room."""
+    def start(self, now: float, settings: Settings, facts: ModelFacts, first: tuple[socket.socket, ...] = (),
+              last: tuple[object, ...] = (), fds: tuple[int, ...] = ()) -> None:  # fmt: skip
+        """Forks. The role's arguments are (*first, control, page, settings, facts, *last); it keeps the sockets of
+        ``first`` and the descriptors ``fds``. OSError if the system has no room."""
         self.page.clear()
         ours, theirs = ipc.control()
         try:
-            fds = (kept.fileno(), theirs.fileno())
-            self.process = spawn(self.role, settings, fds, kept, theirs, self.page, settings, facts)
+            kept = (*(sock.fileno() for sock in (*first, theirs)), *fds)
+            self.process = spawn(self.role, settings, kept, *first, theirs, self.page, settings, facts, *last)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         self.control, self._watch, self.told, self.reason = ours, Watch(now), {}, ""
+        self.epoch = self.life.spawns + 1
 
     def judge(self, now: float) -> float:
         """Looks at the page; seconds without progress."""
@@ -119,7 +123,9 @@ class Child:
             while self.control is not None:
                 try:
                     packet = ipc.receive_control(self.control)
-                except (ConnectionResetError, ValueError):  # ended with messages of ours unread, or speaks nonsense
+                except ConnectionResetError:  # it ended with messages of ours unread: said once, before its last words
+                    continue
+                except ValueError:  # it speaks nonsense
                     packet = None
                 if packet is None:
                     return self.hang_up()
@@ -131,15 +137,14 @@ def _close(end: socket.socket | None) -> None:
         end.close()
 
 
-class Dispatcher(Child):
-    """Its first argument is the listening socket."""
+class Steady(Child):
+    """Kvpool or dispatcher: proven once ready, and its loop turns about twice a second even with nothing to do."""
 
     @property
     def proven(self) -> bool:
         return self.life.state is State.READY
 
     def _reading(self) -> tuple[int, bool]:
-        """Its loop turns at least as often as it is told the state."""
         return self.page[Field.PROGRESS], True
 
 

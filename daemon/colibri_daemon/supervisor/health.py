@@ -26,14 +26,17 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class View:
-    """The service. served: it has been ready before. checked: (done, all) bytes of a running verification."""
+    """The service. served: it has been ready before. checked: (done, all) bytes of a running verification; reserved:
+    of KV memory."""
 
+    kvpool: State
     dispatcher: State
     workers: Sequence[WorkerView]
     served: bool = False
     draining: bool = False
     failure: str = ""
     checked: tuple[int, int] | None = None
+    reserved: tuple[int, int] = (0, 0)
 
 
 def report(view: View) -> dict[str, Any]:
@@ -61,6 +64,8 @@ def _judge(view: View, up: int) -> tuple[str, str]:
         return "degraded" if view.served else "starting", "the dispatcher is not ready yet"
     if not view.served and (not up or any(_first_start(worker) for worker in view.workers)):
         return "starting", "the model is being verified" if view.checked else "the model is being loaded"
+    if view.kvpool is not State.READY:
+        return ("degraded", "the KV pool is starting again") if view.served else ("starting", "KV memory is reserved")
     if up < len(view.workers):
         return "degraded", f"{up} of {len(view.workers)} workers can work"
     return "ready", ""
@@ -71,7 +76,8 @@ def _first_start(worker: WorkerView) -> bool:
 
 
 def _progress(view: View) -> float | None:
-    done, size = view.checked or (sum(w.loaded for w in view.workers), sum(w.to_load for w in view.workers))
+    parts = [(worker.loaded, worker.to_load) for worker in view.workers] + [view.reserved]
+    done, size = view.checked or map(sum, zip(*parts, strict=True))
     return min(1.0, done / size) if size else None
 
 

@@ -15,12 +15,14 @@ from enum import IntEnum
 from typing import Any
 
 from ..common import ipc, log
+from ..common.arena import Arena
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
 from ..common.pages import Field, make_pages
 from ..common.settings import Settings
 from . import health
-from .children import Child, Dispatcher, Worker
+from .children import Child, Steady, Worker
+from .kv_memory import KvMemory
 from .lifecycle import (
     NEVER,
     Event,
@@ -38,6 +40,7 @@ from .lifecycle import (
     Tick,
     advance,
 )
+from .links import Links
 from .notify import Notifier
 from .publish import Publisher
 from .roles import Roles
@@ -45,10 +48,9 @@ from .signals import Recorder
 from .sockets import Listener
 from .tasks import ModelError, Preflight
 
-FIRST_WORKER_PAGE = 2  # page 0 is the dispatcher's, 1 the KV pool's, the last one the tasks'
+DISPATCHER_PAGE, POOL_PAGE, FIRST_WORKER_PAGE = 0, 1, 2  # the last one is the tasks'
 DRAIN_GRACE = 1.0  # seconds the dispatcher gets beyond drain_seconds to say "drained"
 KILL_SECONDS = 5.0  # a process that SIGKILL has not ended by then is stuck in the kernel; we leave without it
-EPOCH = 1
 
 
 class Stage(IntEnum):
@@ -56,7 +58,7 @@ class Stage(IntEnum):
 
     SERVE = 0
     DRAIN = 1  # no new requests, live ones finish
-    STOP = 2  # the dispatcher ends what is left, then the workers go
+    STOP = 2  # the dispatcher ends what is left, then the workers go, then the pool
     KILL = 3
 
 
@@ -68,9 +70,12 @@ class Supervisor:
         self._log = log.get("supervisor")
         pages = make_pages(FIRST_WORKER_PAGE + settings.workers + 1)
         self._preflight = Preflight(settings, roles, pages[-1])
-        self._dispatcher = Dispatcher(roles.dispatcher, pages[0])
+        self._kvpool = Steady(roles.kvpool, pages[POOL_PAGE])
+        self._dispatcher = Steady(roles.dispatcher, pages[DISPATCHER_PAGE])
         self._workers = [Worker(roles.worker, pages[FIRST_WORKER_PAGE + i], i) for i in range(settings.workers)]
-        self._children: list[Child] = [self._dispatcher, *self._workers]
+        self._children: list[Child] = [self._kvpool, self._dispatcher, *self._workers]  # in the order of their start
+        self._links = Links(self._kvpool, self._dispatcher, self._workers)
+        self._memory: KvMemory | None = None  # once the model is known
         self._cap = RestartCap()
         self._publisher = Publisher(settings, listener.path, notifier)
         self._stage, self._until = Stage.SERVE, NEVER
@@ -90,6 +95,8 @@ class Supervisor:
             self._judge()
             self._top_up()
             self._publish()
+        if self._memory is not None:
+            self._memory.close()
         self._log.info("stopped", exit=int(self._code), reason=self._failure or "asked to")
         return self._code
 
@@ -148,15 +155,23 @@ class Supervisor:
         match message:
             case {"t": "ready", **told}:
                 child.told = told
-                self._log.debug("ready", child=child.role.title, pid=child.pid, **told)
+                self._log.debug("ready", child=child.role.title, child_pid=child.pid, **told)
                 self._feed(child, Ready(time.monotonic()))
             case {"t": "failed", "reason": reason}:
                 child.reason = str(reason)
             case {"t": "drained"}:
                 if self._stage is Stage.DRAIN:  # a dispatcher that was stopped by hand says it too
                     self._go_to(Stage.STOP)
+            case {"t": "kill", "kind": kind, "slot": slot, "epoch": epoch, "reason": reason} if child is self._kvpool:
+                self._kill_peer(self._workers[slot] if kind == "worker" else self._dispatcher, epoch, reason)
             case _:
                 self._log.warning("unexpected message", child=child.role.title, type=str(message.get("t")))
+
+    def _kill_peer(self, child: Child, epoch: int, reason: str) -> None:
+        """The pool is at odds with it. What it has in the arena can be used again only when it is gone."""
+        if self._stage < Stage.STOP and child.process is not None and child.epoch == epoch:
+            self._log.error("the pool has a process ended", child=child.role.title, child_pid=child.pid, reason=reason)
+            child.process.signal(signal.SIGKILL)
 
     def _reap(self, woken: set[int]) -> None:
         for child in self._children:
@@ -176,8 +191,10 @@ class Supervisor:
             return
         orderly = child.life.state is State.STOPPING or death.code == Exit.STOPPED
         write = self._log.info if orderly else self._log.error
-        write("process ended", child=child.role.title, pid=pid, how=str(death),
+        write("process ended", child=child.role.title, child_pid=pid, how=str(death),
               **{name: text for name, text in (("reason", child.reason), ("trace", death.trace)) if text})
+        if isinstance(child, Worker):
+            self._links.worker_dead(child, death)
         self._feed(child, Exited(time.monotonic(), death.code, proven))
 
     # ---- liveness ----
@@ -188,7 +205,7 @@ class Supervisor:
             if child.life.state in (State.LOADING, State.READY):
                 bound = self._bound(child)
                 if child.judge(now) >= bound:
-                    self._log.error("no progress, the process is ended", child=child.role.title, pid=child.pid,
+                    self._log.error("no progress, the process is ended", child=child.role.title, child_pid=child.pid,
                                     seconds=round(child.stalled, 1), state=child.life.state.value)
                     self._feed(child, Hung(now))
         task = self._preflight.task
@@ -203,13 +220,24 @@ class Supervisor:
     def _top_up(self) -> None:
         now = time.monotonic()
         self._wind_down(now)
+        self._allot()
         for child in self._children:
             if child.life.running or self._may_start(child):
                 self._feed(child, Tick(now))
             child.flush()
 
+    def _allot(self) -> None:
+        """Makes the memory of the KV cache as soon as its size can be known."""
+        facts = self._preflight.facts
+        if facts is None or self._memory is not None or self._stage >= Stage.STOP:
+            return
+        try:
+            self._memory = KvMemory.make(self._settings, facts)
+        except (OSError, ValueError) as e:
+            self._fail(Exit.CANNOT_LOAD, str(e))
+
     def _may_start(self, child: Child) -> bool:
-        known = self._preflight.facts is not None if child is self._dispatcher else self._preflight.passed
+        known = self._preflight.passed if isinstance(child, Worker) else self._memory is not None
         return known and self._stage < Stage.STOP
 
     def _feed(self, child: Child, event: Event) -> None:
@@ -237,33 +265,33 @@ class Supervisor:
             self._log.error("a process cannot be started", child=child.role.title, error=str(e))
             return self._feed(child, Exited(now, Exit.INTERNAL))
         self._feed(child, Spawned(now))
-        self._log.debug("started", child=child.role.title, pid=child.pid)
+        self._log.debug("started", child=child.role.title, child_pid=child.pid)
 
     def _launch(self, child: Child, now: float, facts: ModelFacts) -> None:
-        """Starts the process and gives it its links: a worker is born with one, a new dispatcher makes new ones
-        needed."""
-        if not isinstance(child, Worker):
-            child.start(now, self._settings, self._listener.sock, facts)
+        """Starts the process and gives it its links."""
+        memory, settings = self._memory, self._settings
+        assert memory is not None
+        if child is self._kvpool:
             for worker in self._workers:
-                if worker.life.running:
-                    theirs, ours = ipc.link()
-                    worker.tell({"t": "link"}, theirs)
-                    self._introduce(worker, ours)
-            return
+                self._hear(worker)  # who is ready may have slabs
+            child.start(now, settings, facts, last=(memory.arena, memory.journal), fds=memory.fds)
+            self._links.pool_started()
+        elif child is self._dispatcher:
+            child.start(now, settings, facts, first=(self._listener.sock,))
+            self._links.dispatcher_started()
+        elif isinstance(child, Worker):
+            self._launch_worker(child, now, facts, memory.arena)
+
+    def _launch_worker(self, worker: Worker, now: float, facts: ModelFacts, arena: Arena) -> None:
         theirs, ours = ipc.link()
         try:
-            child.start(now, self._settings, theirs, facts)
+            worker.start(now, self._settings, facts, first=(theirs,), last=(arena,), fds=(arena.fd,))
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        self._introduce(child, ours)
-
-    def _introduce(self, worker: Worker, end: Any) -> None:
-        """Gives the dispatcher its end of a worker's link. Without a dispatcher the link breaks; the next one makes
-        another."""
-        self._dispatcher.tell({"t": "worker", "slot": worker.slot, "epoch": EPOCH, "pid": worker.pid}, end)
+        self._links.worker_started(worker, ours)
 
     # ---- the end ----
 
@@ -300,18 +328,23 @@ class Supervisor:
         if self._stage is Stage.KILL or not self._dispatcher.life.running:
             for worker in self._workers:
                 self._feed(worker, event)
+            if self._stage is Stage.KILL or not any(worker.life.running for worker in self._workers):
+                self._feed(self._kvpool, event)
         if self._preflight.task is not None:
             self._preflight.task.process.signal(signal.SIGKILL)
 
     # ---- what the world is told ----
 
     def _publish(self) -> None:
-        body = self._publisher.turn(time.monotonic(), self._view(), self._workers, self._preflight.facts)
+        body = self._publisher.turn(time.monotonic(), self._view(), self._workers, self._preflight.facts, self._memory)
         if body is not None:
             self._dispatcher.tell_if_free({"t": "state", **body})
 
     def _view(self) -> health.View:
+        kv = self._kvpool
         return health.View(
+            kvpool=kv.life.state,
+            reserved=(kv.page[Field.LOADED], kv.page[Field.TO_LOAD]),
             dispatcher=self._dispatcher.life.state,
             workers=[health.WorkerView(w.slot, w.life.state, w.busy, w.stalled, w.life.restarts, w.pid, w.resident,
                                        w.page[Field.LOADED], w.page[Field.TO_LOAD]) for w in self._workers],

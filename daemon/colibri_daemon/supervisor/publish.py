@@ -9,10 +9,10 @@ from typing import Any
 
 from ..common import log, process
 from ..common.facts import ModelFacts
-from ..common.pages import Field
 from ..common.settings import Settings
 from .children import Worker
 from .health import View, report
+from .kv_memory import KvMemory
 from .lifecycle import State
 from .notify import Notifier
 
@@ -32,13 +32,13 @@ class Publisher:
         self.served = False
         self.due = 0.0
 
-    def turn(self, now: float, view: View, workers: Sequence[Worker],
-             facts: ModelFacts | None) -> dict[str, Any] | None:  # fmt: skip
+    def turn(self, now: float, view: View, workers: Sequence[Worker], facts: ModelFacts | None,
+             memory: KvMemory | None) -> dict[str, Any] | None:  # fmt: skip
         """The body of a "state" message if one is due: after a change and every PUSH_SECONDS."""
         body = report(view)
-        if facts is not None and body["ready"] and not self.served:
+        if facts is not None and memory is not None and body["ready"] and not self.served:
             self.served = True
-            self._announce(workers, facts)
+            self._announce(workers, facts, memory)
         changed = self._say(body)
         if not changed and now < self.due:
             return None
@@ -60,7 +60,7 @@ class Publisher:
         changed, self._said = said != self._said, said
         return changed
 
-    def _announce(self, workers: Sequence[Worker], facts: ModelFacts) -> None:
+    def _announce(self, workers: Sequence[Worker], facts: ModelFacts, memory: KvMemory) -> None:
         """The line an operator looks for."""
         self._notifier.send(READY=1)
         told = next((worker.told for worker in workers if worker.told), {})
@@ -70,7 +70,7 @@ class Publisher:
             id=facts.id,
             quantization=facts.quantization,
             workers=len(workers),
-            kv_bytes=facts.slab_bytes * sum(worker.page[Field.SLABS] for worker in workers),
+            kv_bytes=memory.arena.size,
             socket=str(self._path),
             **{name: told[name] for name in ("threads", "chunk", "stall_ms") if name in told},
             seconds=round(process.age(), 3),

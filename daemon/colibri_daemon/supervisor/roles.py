@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from .spawn import Role
 
 OOM_WORKER, OOM_DISPATCHER = 300, 100  # added to the supervisor's own score: a worker is the one to lose
+OOM_POOL = 100
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The entries of check and verify take (answer pipe, settings, page), the dispatcher's (listener, control, page,
-    settings, facts), a worker's (link, control, page, settings, facts). All return an exit code."""
+    """The entries of check and verify take (answer pipe, settings, page), the pool's (control, page, settings, facts,
+    arena, journal), the dispatcher's (listener, control, page, settings, facts), a worker's (link, control, page,
+    settings, facts, arena). All return an exit code."""
 
     check: Role = Role("model check", "colibri_daemon.supervisor.tasks:check", OOM_WORKER)
     verify: Role = Role("model verification", "colibri_daemon.supervisor.tasks:verify", OOM_WORKER)
+    kvpool: Role = Role("kvpool", "colibri_daemon.kvpool.main:run", OOM_POOL)
     dispatcher: Role = Role("dispatcher", "colibri_daemon.dispatcher.main:run", OOM_DISPATCHER)
     worker: Role = Role("worker", "colibri_daemon.worker.main:run", OOM_WORKER)

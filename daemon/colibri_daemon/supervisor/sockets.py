@@ -93,7 +93,8 @@ def bind(path: Path, mode: int, group: str | None = None) -> Listener:
     """A new listening socket at ``path``. Raises SocketError."""
     size = len(os.fsencode(path))
     if size > SOCKET_PATH_BYTES:
-        raise SocketError(f"{path}: has {size} bytes; a Unix socket's path can have {SOCKET_PATH_BYTES}, use a shorter one")
+        raise SocketError(f"{path}: has {size} bytes; a Unix socket's path can have {SOCKET_PATH_BYTES}, choose a "
+                          "shorter one")  # fmt: skip
     gid = _gid(group)
     try:
         with _locked(path.parent):

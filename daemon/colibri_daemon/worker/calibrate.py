@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
+from colibri_engine import Engine
 from colibri_engine.batch import Batch, Lane
 from colibri_engine.binding import POSITIONS, Sampling
-from colibri_engine.sequence import Attention
+from colibri_engine.sequence import Attention, KvMemory
 
 from ..common.facts import ModelFacts
-from .kv import Kv
 from .scheduler import LEAST_CHUNK
 
 STALL = 0.1  # seconds a running stream may wait for another's prefill, unless one pass over the weights is longer
@@ -40,19 +40,16 @@ class Calibration:
     stall: float
 
 
-def calibrate(batch: Batch, kv: Kv, facts: ModelFacts, step_tokens: int) -> Calibration:
-    """Times three steps: short, long, and as far into a text as it takes for a query to see the most. step_tokens: a
-    chunk that was configured, or 0."""
-    probe = _Probe(batch, kv, facts, min(_MANY, step_tokens or _MANY))
-    try:
-        few = min(_FEW, probe.most)
-        probe.time(few, 0)  # first touch of everything
-        # Disturbed, this one would make the chunk too long; the others make it too short.
-        short = min((probe.time(few, 0) for _ in range(2)), key=lambda timing: timing.seconds)
-        long = probe.time(min(_MANY, probe.most, max(4 * few, int(few * _MANY_SECONDS / short.seconds))), 0)
-        deep = probe.time(few, probe.depth)
-    finally:
-        kv.release(_KEY)
+def calibrate(engine: Engine, facts: ModelFacts, step_tokens: int) -> Calibration:
+    """Times three steps, in memory of its own: short, long, and as far into a text as it takes for a query to see the
+    most. step_tokens: a chunk that was configured, or 0."""
+    probe = _Probe(engine, facts, min(_MANY, step_tokens or _MANY))
+    few = min(_FEW, probe.most)
+    probe.time(few, 0)  # first touch of everything
+    # Disturbed, this one would make the chunk too long; the others make it too short.
+    short = min((probe.time(few, 0) for _ in range(2)), key=lambda timing: timing.seconds)
+    long = probe.time(min(_MANY, probe.most, max(4 * few, int(few * _MANY_SECONDS / short.seconds))), 0)
+    deep = probe.time(few, probe.depth)
     return choose(short, long, deep, step_tokens)
 
 
@@ -74,22 +71,20 @@ def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calib
 class _Probe:
     """A text whose past is all there, in one slab over and over: what is in it does not matter for the time."""
 
-    def __init__(self, batch: Batch, kv: Kv, facts: ModelFacts, most: int) -> None:
-        self._batch, self._info, slab_tokens = batch, batch.info, facts.slab_tokens
+    def __init__(self, engine: Engine, facts: ModelFacts, most: int) -> None:
+        self._info, slab_tokens = engine.info, facts.slab_tokens
         self._attention = Attention(facts.pinned, facts.window, POSITIONS[facts.positions])
-        kv.attach(_KEY, np.empty(0, np.uint32), self._attention)
-        self._slabs = kv.take(_KEY, min(1 + -(-most // slab_tokens), kv.free))
-        own = max(1, len(self._slabs) - 1)  # slabs of the rows themselves; the rest is the past
-        self.most = min(most, own * slab_tokens, facts.max_len - 1)  # rows of a step
+        self._own = list(range(-(-most // slab_tokens)))  # slabs of the rows themselves; one more is the past
+        self._batch = Batch(engine, KvMemory(engine.info, len(self._own) + 1), 1)
+        self.most = min(most, facts.max_len - 1)  # rows of a step
         seen = min(facts.max_len - 1, facts.pinned + facts.window if facts.window else facts.max_len)
-        past = max(0, seen - self.most) // slab_tokens if len(self._slabs) > 1 else 0
-        self.depth, self._own = past * slab_tokens, self._slabs[:own]
+        self.depth = max(0, seen - self.most) // slab_tokens * slab_tokens
 
     def time(self, rows: int, depth: int) -> Timing:
         """A step of so many rows, at most ``most``, after ``depth`` tokens, whole slabs."""
         tokens = np.random.default_rng(rows).integers(0, self._info.vocab, depth + rows, dtype=np.uint32)
         lane = Lane(self._info, tokens, 1, self._attention, Sampling(), id=_KEY)
-        lane.add_slabs(([self._slabs[-1]] * (depth // self._info.slab_tokens) + self._own)[: len(lane.slabs)])
+        lane.add_slabs(([len(self._own)] * (depth // self._info.slab_tokens) + self._own)[: len(lane.slabs)])
         lane.position = depth
         begin = time.perf_counter()
         self._batch.run([(lane, rows)])

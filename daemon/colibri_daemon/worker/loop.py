@@ -2,7 +2,8 @@
 
 With nothing to compute, or with a dispatcher that does not read, it sleeps until a descriptor says something. Requests
 join, leave and pause between any two steps; what becomes of one never changes another's tokens. A dispatcher that ends
-takes its requests with it; the supervisor then sends the link to the next one, and the model stays loaded.
+takes its requests with it; the supervisor then sends the link to the next one, and the model stays loaded. No step
+waits for the KV pool: a request joins when that has answered, and one without a slab for its next token sits out.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import select
 import socket
 import time
 from array import array
+from collections.abc import Collection
 from typing import Any
 
 from colibri_engine import Engine
@@ -20,88 +22,121 @@ from colibri_protocol.errors import Code
 from ..common import ipc
 from ..common.exit_codes import Exit
 from ..common.job import Job
+from ..common.link import Link
 from ..common.pages import MAX_KEYS, Field, Page
-from .kv import Kv
-from .link import Link
+from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
+
+FULL_BYTES = 1 << 20  # output that the dispatcher has not read from which the worker waits instead of making more
 
 
 class Loop:
     """One worker's requests. Single-threaded; all state is between two steps when a message is handled."""
 
-    def __init__(self, engine: Engine, batch: Batch, kv: Kv, link: Link, control: socket.socket, stop: socket.socket,
-                 page: Page, scheduler: Scheduler[Lane], greeting: list[Any]) -> None:
+    def __init__(self, engine: Engine, batch: Batch, kv: PoolKv, link: Link, control: socket.socket,
+                 stop: socket.socket, page: Page, scheduler: Scheduler[Lane], greeting: list[Any]) -> None:
         """control ends the loop at its end of file, stop when it is readable. greeting: said first on every link."""
         self._engine, self._batch, self._kv, self._link, self._greeting = engine, batch, kv, link, greeting
-        self._control, self._stop, self._page = control, stop, page
-        self._slab_tokens, self._scheduler = engine.info.slab_tokens, scheduler
+        self._control, self._stop, self._page, self._scheduler = control, stop, page, scheduler
+        self._slab_tokens = engine.info.slab_tokens
+        kv.listener = self
         self._requests: dict[int, Request] = {}
         self._rows: list[Row] = []  # to be told
-        self._steps = 0
+        self._steps = self._misses = self._arrivals = 0
+        self._starved = False  # nothing can be computed before the pool says something
         self._keys = array("Q")  # as in the page
         self._page_keys = page.memory.cast("Q")[Field.KEYS : Field.KEYS + MAX_KEYS]
+        self._watched: set[Link] = set()  # that have output to send
         self._poll = select.poll()
         for source in (link.sock, control, stop):
             self._poll.register(source, select.POLLIN)
-        self._watching_output = False
 
     def run(self) -> Exit:
-        """Until told to stop, or until the supervisor is gone; then the link is closed."""
+        """Until told to stop, or until the supervisor is gone; then the links are closed."""
         page = self._page
         self._link.send(self._greeting)
         while True:
             page[Field.BEAT_NS] = time.monotonic_ns()
-            page[Field.BUSY] = runnable = 0 if self._link.full else len(self._scheduler.running)
+            page[Field.BUSY] = runnable = 0 if self._starved or self._full else len(self._scheduler.running)
+            if not runnable:
+                self._prefetch()
             if self._receive(wait=not (runnable or self._rows)):
-                self._link.sock.close()
+                self._link.close()
+                self._drop_pool()
                 return Exit.STOPPED
             if self._rows:
                 self._report(0, 0)  # what ended without a step does not wait for the next one
-            if self._scheduler.running and not self._link.full:
+            if self._scheduler.running and not self._full:
                 self._step()
+
+    @property
+    def _full(self) -> bool:
+        return self._link.unsent >= FULL_BYTES
 
     # ---- messages ----
 
     def _receive(self, wait: bool) -> bool:
         """Handles what has come. True if the worker is to end."""
-        if self._watching_output != bool(self._link.unsent) and not self._link.closed:
-            self._watching_output = bool(self._link.unsent)
-            events = select.POLLIN | (select.POLLOUT if self._watching_output else 0)
-            self._poll.modify(self._link.sock, events)
+        self._watch(self._link)
+        if self._kv.link is not None:
+            self._watch(self._kv.link)
         for fd, events in self._poll.poll(None if wait else 0):
             if fd == self._stop.fileno() or (fd == self._control.fileno() and self._supervisor_gone()):
                 return True
             if fd == self._link.sock.fileno():
                 self._serve_link(events)
+            elif self._kv.link is not None and fd == self._kv.link.sock.fileno():
+                self._serve_pool(events)
         return False
+
+    def _watch(self, link: Link) -> None:
+        """Wants to know when there is room, if there is something to send."""
+        if not link.closed and (link in self._watched) != bool(link.unsent):
+            self._watched ^= {link}
+            self._poll.modify(link.sock, select.POLLIN | (select.POLLOUT if link.unsent else 0))
 
     def _supervisor_gone(self) -> bool:
         """Handles what the supervisor says; whether it has ended."""
         try:
             while (packet := ipc.receive_control(self._control)) is not None:
-                message, fds = packet
-                if message.get("t") == "link" and len(fds) == 1:
-                    self._change_link(Link(socket.socket(fileno=fds[0])))
+                self._obey(*packet)
             return True
         except BlockingIOError:
             return False
         except (OSError, ValueError):  # it ended with messages of ours unread, or it is not our supervisor
             return True
 
-    def _change_link(self, link: Link) -> None:
+    def _obey(self, message: dict[str, Any], fds: list[int]) -> None:
+        match message:
+            case {"t": "link"} if fds:
+                self._change_link(fds[0])
+            case {"t": "pool", "slot": slot, "epoch": epoch} if fds:
+                self._drop_pool()
+                link = self._open(fds[0])
+                self._kv.connect(link, slot, epoch)
+
+    def _open(self, fd: int) -> Link:
+        sock = socket.socket(fileno=fd)
+        sock.setblocking(False)
+        self._poll.register(sock, select.POLLIN)
+        return Link(sock)
+
+    def _close(self, link: Link) -> None:
+        self._poll.unregister(link.sock)
+        self._watched.discard(link)
+        link.close()
+
+    def _change_link(self, fd: int) -> None:
         """To a new dispatcher; what the old one wanted is forgotten."""
         self._drop_link()
-        self._link, self._watching_output = link, False
-        link.sock.setblocking(False)
-        self._poll.register(link.sock, select.POLLIN)
-        link.send(self._greeting)
+        self._link = self._open(fd)
+        self._link.send(self._greeting)
 
     def _drop_link(self) -> None:
         if self._link.sock.fileno() < 0:
             return
-        self._poll.unregister(self._link.sock)
-        self._link.sock.close()
+        self._close(self._link)
         for request in list(self._requests.values()):
             self._leave(request, None)
         self._rows.clear()
@@ -112,12 +147,32 @@ class Loop:
         if events & ~select.POLLOUT:
             for tag, key, *body in self._link.receive():
                 _HANDLERS[tag](self, key, *body)
+            self._prefetch()
         if self._link.closed:
             self._drop_link()
 
+    def _serve_pool(self, events: int) -> None:
+        link = self._kv.link
+        assert link is not None  # noqa: S101 - by _receive()
+        if events & select.POLLOUT:
+            link.flush()
+        if events & ~select.POLLOUT:
+            self._kv.receive()
+        if link.closed:
+            self._drop_pool()
+
+    def _drop_pool(self) -> None:
+        """Goes on with what is here until the supervisor sends the next link."""
+        if self._kv.link is not None:
+            self._close(self._kv.link)
+            self._kv.disconnect()
+
+    # ---- what the dispatcher wants ----
+
     def _assign(self, key: int, body: dict[str, Any]) -> None:
+        self._arrivals += 1
         try:
-            request = Request(key, Job.from_wire(body), self._engine.info, self._engine.max_context)
+            request = Request(key, Job.from_wire(body), self._engine.info, self._engine.max_context, self._arrivals)
         except (ValueError, TypeError) as e:
             self._rows.append(failed(key, Code.INVALID_ARGUMENT, str(e), 0))
             return
@@ -125,39 +180,68 @@ class Loop:
             self._rows.append(request.end())
             return
         self._requests[key] = request
-        self._attach(request.lane)
-        request.cached = request.lane.position
-        self._scheduler.admit(request.lane)
-
-    def _attach(self, lane: Lane) -> None:
-        """Opens the lane's sequence in the KV cache, behind whatever prefix that knows."""
-        lane.add_slabs(self._kv.attach(lane.id, lane.tokens[: lane.length], lane.attention))
-        lane.position = lane.n_slabs * self._slab_tokens
+        self._kv.attach(request.lane, request.salt, request.cache)
 
     def _cancel(self, key: int, finish: str) -> None:
         if request := self._requests.get(key):
             self._leave(request, request.end(finish))
 
+    def _preempt(self, key: int) -> None:
+        if request := self._requests.get(key):
+            self._leave(request, request.preempt())
+
     def _pause(self, key: int) -> None:
         if request := self._requests.get(key):
+            request.paused = True
             self._scheduler.pause(request.lane)
 
     def _resume(self, key: int) -> None:
         if request := self._requests.get(key):
+            request.paused = False
             self._scheduler.resume(request.lane)
+
+    def _leave(self, request: Request, row: Row | None) -> None:
+        """The request ends here, with this row."""
+        if row is not None:
+            self._rows.append(row)
+        del self._requests[request.key]
+        if request.attached:
+            self._scheduler.finish(request.lane)
+        self._kv.release(request.key)
+
+    # ---- what the pool says ----
+
+    def attached(self, key: int, position: int, slabs: list[tuple[int, int]]) -> None:
+        request = self._requests[key]
+        request.lane.start(position, slabs)
+        request.begin(position)
+        self._scheduler.admit(request.lane, request.arrival)
+        if request.paused:
+            self._scheduler.pause(request.lane)
+
+    def hidden(self, key: int, ordinals: list[int]) -> None:
+        for ordinal in ordinals:
+            self._requests[key].lane.drop_slab(ordinal)
+
+    def damaged(self, key: int, slabs: Collection[int]) -> None:
+        request = self._requests[key]
+        if request.attached:
+            self._scheduler.finish(request.lane)
+            request.rewind()
+        self._kv.attach_again(request.lane, request.salt, request.cache, slabs)
+
+    def _prefetch(self) -> None:
+        """Asks for slabs before they are needed."""
+        scheduler = self._scheduler
+        coming = sum(request.lane.target for request in self._requests.values() if not request.attached)
+        self._kv.want(scheduler.wanted(coming), spare=len(scheduler.running))
 
     # ---- steps ----
 
     def _step(self) -> None:
         plan = self._scheduler.plan(self._kv.free)
-        for lane in plan.preempted:
-            self._kv.release(lane.id)
-            lane.rewind()
-            self._attach(lane)
-        if plan.misfit:
-            request = self._requests[plan.misfit.id]
-            self._leave(request, request.fail(Code.KV_EXHAUSTED, f"needs more than all {self._kv.total} KV slabs of a "
-                                              "worker; raise kv_bytes"))  # fmt: skip
+        self._misses += plan.missed
+        self._starved = not plan.work
         if plan.work:
             self._compute(plan)
 
@@ -169,9 +253,10 @@ class Loop:
             rows += count
             end = lane.position + count
             if end > lane.n_slabs * slab_tokens:
-                lane.add_slabs(self._kv.take(lane.id, -(-end // slab_tokens) - lane.n_slabs))
+                self._kv.take(lane, -(-end // slab_tokens) - lane.n_slabs)
             if end // slab_tokens > lane.position // slab_tokens:
                 grown.append(lane)
+        self._prefetch()
         self._show_keys(plan)
         outcomes = self._batch.run(plan.work)
         self._steps += 1
@@ -183,8 +268,7 @@ class Loop:
         self._report(rows, time.monotonic_ns() - begin)
         for lane in grown:  # tokens are sent before their slab is committed
             if lane.id in self._requests:
-                for index in self._kv.commit(lane.id, lane.position):
-                    lane.drop_slab(index)
+                self._kv.commit(lane)
 
     def _show_keys(self, plan: Plan[Lane]) -> None:
         """Who is to blame if this step ends the process."""
@@ -203,20 +287,14 @@ class Loop:
         elif row is not None:
             self._rows.append(row)
 
-    def _leave(self, request: Request, row: Row | None) -> None:
-        """The request ends here, with this row."""
-        if row is not None:
-            self._rows.append(row)
-        del self._requests[request.key]
-        self._scheduler.finish(request.lane)
-        self._kv.release(request.key)
-
     def _report(self, computed: int, duration_ns: int) -> None:
         free = self._kv.free
         self._page[Field.FREE_SLABS] = free
-        message = [ipc.STEP, self._steps, self._rows, {"free": free, "rows": computed, "us": duration_ns // 1000}]
+        message = [ipc.STEP, self._steps, self._rows, {"free": free, "rows": computed,
+                   "us": duration_ns // 1000, "misses": self._misses}]  # fmt: skip
         self._rows = []
         self._link.send(message)
 
 
-_HANDLERS = {ipc.ASSIGN: Loop._assign, ipc.CANCEL: Loop._cancel, ipc.PAUSE: Loop._pause, ipc.RESUME: Loop._resume}
+_HANDLERS = {ipc.ASSIGN: Loop._assign, ipc.CANCEL: Loop._cancel, ipc.PREEMPT: Loop._preempt, ipc.PAUSE: Loop._pause,
+             ipc.RESUME: Loop._resume}  # fmt: skip

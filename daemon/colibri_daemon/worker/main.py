@@ -15,30 +15,32 @@ from colibri_engine._colibri import lib
 from colibri_engine.batch import SCORED_ROWS, Batch, Lane
 from colibri_engine.container import Manifest
 from colibri_engine.errors import ColibriError
-from colibri_engine.sequence import KvArena
+from colibri_engine.sequence import KvMemory
 
-from ..common import ipc, log, memory
+from ..common import ipc, log
+from ..common.arena import Arena
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
-from ..common.kv import slabs_needed
+from ..common.link import Link
 from ..common.pages import Field, Page, State
 from ..common.settings import Settings
 from .calibrate import LEAST, MOST, calibrate
-from .kv import LocalKv
-from .link import Link
 from .loop import Loop
+from .pool_kv import PoolKv
 from .scheduler import Scheduler
 
 _SLICE = 32 << 20  # bytes of weights between two reports of progress
 _log = log.get("worker")
 
 
-def run(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts) -> int:
-    """The process's exit code. link and control are non-blocking; page is this process's own."""
+def run(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
+        arena: Arena) -> int:  # fmt: skip
+    """The process's exit code. link and control are non-blocking; page is this process's own. The link to the pool that
+    grants slabs of the arena comes over control."""
     with _stop_signal() as stop:
         page[Field.STATE] = State.LOADING
         try:
-            loop, engine, told = _load(Link(link), control, stop, page, settings, facts)
+            loop, engine, told = _load(Link(link), control, stop, page, settings, facts, arena)
         except (ColibriError, OSError, ValueError, MemoryError) as e:
             _log.error("cannot load the model", reason=str(e))
             ipc.send_control(control, {"t": "failed", "reason": str(e) or type(e).__name__})
@@ -67,7 +69,7 @@ def _stop_signal() -> Iterator[socket.socket]:
 
 
 def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, settings: Settings,
-          facts: ModelFacts) -> tuple[Loop, Engine, dict[str, Any]]:
+          facts: ModelFacts, arena: Arena) -> tuple[Loop, Engine, dict[str, Any]]:
     """Everything up to ready, and what the supervisor may tell of it."""
     folder = Path(facts.folder)
     _warm(folder, page)
@@ -76,9 +78,9 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
                          max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
                          max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8])
     try:
-        kv = LocalKv(_arena(engine, slabs_of_worker(settings, facts)), facts.slab_tokens)
-        batch = Batch(engine, kv.arena, settings.max_seqs)
-        found = calibrate(batch, kv, facts, settings.step_tokens)
+        kv = PoolKv(KvMemory(engine.info, arena.slabs, arena.map()), arena.geometry)
+        batch = Batch(engine, kv.memory, settings.max_seqs)
+        found = calibrate(engine, facts, settings.step_tokens)
         page[Field.SLABS], page[Field.FREE_SLABS] = kv.total, kv.free
         scheduler: Scheduler[Lane] = Scheduler(settings.max_seqs, found.chunk, SCORED_ROWS, facts.slab_tokens,
                                                found.key_cost)  # fmt: skip
@@ -90,28 +92,6 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
         raise
     _log.info("loaded", isa=engine.info.isa, slabs=kv.total, **told)
     return loop, engine, told
-
-
-def _arena(engine: Engine, slabs: int) -> KvArena:
-    try:
-        return engine.arena(slabs)
-    except OSError as e:
-        size = slabs * engine.info.slab_bytes
-        raise OSError(f"the KV cache of {size >> 20} MiB cannot be had: {e.strerror}; lower kv_bytes") from e
-
-
-def slabs_of_worker(settings: Settings, facts: ModelFacts) -> int:
-    """This worker's share of the KV memory."""
-    total = settings.kv_bytes
-    if not total:
-        each = slabs_needed(facts.max_len, facts.pinned, facts.window, settings.step_tokens or MOST, facts.slab_tokens)
-        total = memory.kv_bytes(memory.available(), facts.weight_bytes, facts.slab_bytes,
-                                each * settings.max_seqs * settings.workers)
-    slabs = total // settings.workers // facts.slab_bytes
-    if slabs < 1:
-        raise ValueError(f"kv_bytes is {total}: {settings.workers} workers need at least "
-                         f"{settings.workers * facts.slab_bytes} for one slab each")  # fmt: skip
-    return slabs
 
 
 def _warm(folder: Path, page: Page) -> None:

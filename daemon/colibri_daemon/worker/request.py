@@ -31,15 +31,17 @@ _MINUS_INFINITY = b"\x00\x00\x80\xff"  # as f32; travels as -9999
 
 
 class Request:
-    """finished: nothing is left to be computed; the row made last, or that of end(), is the last."""
+    """finished: nothing is left to be computed; the row made last, or that of end(), is the last. attached: its lane
+    has its place in the KV cache. paused: it is to stay out of the batch. arrival: grows from request to request."""
 
-    def __init__(self, key: int, job: Job, info: Info, max_length: int) -> None:
+    def __init__(self, key: int, job: Job, info: Info, max_length: int, arrival: int = 0) -> None:
         """ValueError if the job cannot be run by this model, naming what is wrong."""
         prompt, generated = (np.frombuffer(ids, "<u4") for ids in (job.tokens, job.generated))
         if not len(prompt) or len(prompt) + job.max_tokens > max_length:
             raise ValueError(f"prompt and output have {len(prompt)} + {job.max_tokens} tokens; at least 1 + 0 and at "
                              f"most {max_length} together are possible")
-        self.key = key
+        self.key, self.arrival, self.salt, self.cache = key, arrival, job.salt, job.cache
+        self.attached = self.paused = False
         self._logprobs, self._min_tokens = job.logprobs, job.min_tokens
         self.stops = _stops(job, generated)
         draws = self.stops.finish is None
@@ -48,9 +50,21 @@ class Request:
         self.finished = not draws and not self.lane.target
         self._sent = len(generated)
         self._extras: list[Drawn] = []  # of tokens not sent yet, if log probabilities are wanted
-        self.cached = 0  # prompt tokens found in the prefix cache; told once
+        self._cached = 0  # prompt tokens found in the prefix cache, not told yet
+        self._begun = False
         if barred := self.stops.barred:
             self.lane.bar(np.array(barred, np.uint32))
+
+    def begin(self, cached: int) -> None:
+        """The lane has its place, behind so many tokens that were in the cache."""
+        if not self._begun:
+            self._cached = min(cached, self.lane.n_prompt)
+        self.attached = self._begun = True
+
+    def rewind(self) -> None:
+        """What was computed is lost; the text, and what was told of it, is not."""
+        self.lane.rewind()
+        self.attached = False
 
     def take(self, outcome: Outcome) -> Row | None:
         """The row for what a step gave; None if there is nothing to tell."""
@@ -67,6 +81,11 @@ class Request:
         if finish is not None:
             self.stops.end(finish)
         self.finished = True
+        return self._row({})
+
+    def preempt(self) -> Row:
+        """The last row here of one that goes on elsewhere, from what was sent: what was held back is found again."""
+        self.stops.finish, self.finished = "preempted", True
         return self._row({})
 
     def fail(self, code: Code, message: str) -> Row:
@@ -93,8 +112,8 @@ class Request:
         count = self.stops.released - self._sent
         start = self.lane.n_prompt + self._sent
         self._sent += count
-        if self.cached:
-            details["cached"], self.cached = self.cached, 0
+        if self._cached:
+            details["cached"], self._cached = self._cached, 0
         if count and self._logprobs is not None:
             details |= self._log_probabilities(count)
         if self.finished:

@@ -3,29 +3,31 @@
 A sequence has tokens known and tokens computed; a step computes the next rows of some sequences. Decode rows (one token
 from its target) of all running sequences go first, then prefill chunks by arrival within the step's budget, so that the
 step stays as short as was promised. The budget counts rows; one deep in a text, which looks at many keys, counts more.
-Sequences join, leave and pause between any two steps. When KV slabs run out the youngest gives its own back and is
-computed again later: its tokens are a function of the request, so nobody can tell.
+Sequences join, leave and pause between any two steps. One for which there is no KV slab sits the step out: slabs are
+asked for some steps ahead (wanted()), and who gives way when there are too few is not decided here.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 LEAST_CHUNK = 8  # rows of prefill a step always has room for, however many decode
+AHEAD = 16  # decode steps for which slabs are asked for in advance
 
 
 class Text(Protocol):
     """What is scheduled; nothing here changes it. Logits of rows [scored_from, scored_to) are scored, and a step must
-    not reach across scored_to. Slabs: those of its table, and those of them it still holds."""
+    not reach across scored_to. n_slabs: those of its table."""
 
     position: int  # tokens computed
     target: int  # tokens to be computed
     scored_from: int
     scored_to: int
     n_slabs: int
-    n_held: int
     sees: int  # most keys one of its queries sees
+    most: int  # tokens that will ever be computed
 
 
 T = TypeVar("T", bound=Text)
@@ -33,12 +35,10 @@ T = TypeVar("T", bound=Text)
 
 @dataclass(slots=True)
 class Plan(Generic[T]):
-    """work: (sequence, rows) of the step. preempted: these give their slabs back and start again, before the step.
-    misfit: a sequence that all slabs there are would be too few for."""
+    """work: (sequence, rows) of the step. missed: decode rows that sit it out for want of a slab."""
 
     work: list[tuple[T, int]] = field(default_factory=list)
-    preempted: list[T] = field(default_factory=list)
-    misfit: T | None = None
+    missed: int = 0
 
 
 class Scheduler(Generic[T]):
@@ -53,19 +53,18 @@ class Scheduler(Generic[T]):
         self.running: list[T] = []
         self.paused: list[T] = []
         self._arrivals: dict[T, int] = {}
-        self._count = 0
 
-    def admit(self, text: T) -> None:
-        self._arrivals[text] = self._count
-        self._count += 1
-        self.running.append(text)
+    def admit(self, text: T, arrival: int) -> None:
+        """Ahead of all whose arrival is a greater number."""
+        self._arrivals[text] = arrival
+        insort(self.running, text, key=self._arrivals.__getitem__)
 
     def finish(self, text: T) -> None:
         (self.paused if text in self.paused else self.running).remove(text)
         del self._arrivals[text]
 
     def pause(self, text: T) -> None:
-        """Leaves the batch, and is the first to be preempted. Idempotent."""
+        """Leaves the batch. Idempotent."""
         self._move(text, self.running, self.paused)
 
     def resume(self, text: T) -> None:
@@ -75,32 +74,32 @@ class Scheduler(Generic[T]):
     def _move(self, text: T, source: list[T], target: list[T]) -> None:
         if text in source:
             source.remove(text)
-            target.append(text)
-            target.sort(key=self._arrivals.__getitem__)
+            insort(target, text, key=self._arrivals.__getitem__)
 
     def plan(self, free: int) -> Plan[T]:
-        """The next step, given so many free slabs. Without work there is nothing to do until something changes, unless
-        sequences were preempted or are a misfit: then plan again."""
+        """The next step, given so many free slabs. Without work there is nothing to do until something changes."""
         step = _Step(self, free)
         step.decode()
-        if not step.plan.preempted:  # what was just taken away must not come back in the same step
-            step.prefill()
-            if self.running and not step.plan.work:
-                step.make_room()
+        step.prefill()
         return step.plan
+
+    def wanted(self, coming: int = 0) -> int:
+        """Slabs that the running sequences will take within two steps, decoding ones within AHEAD. coming: tokens of
+        sequences that may be admitted meanwhile."""
+        count, budget, size = 0, 2 * self.step_tokens, self.slab_tokens
+        for text in self.running:
+            rows = text.target - text.position
+            if rows == 1:
+                rows = min(AHEAD, text.most - text.position)
+            else:
+                rows = min(rows, budget)
+                budget -= rows
+            count += max(0, -(-(text.position + rows) // size) - text.n_slabs)
+        return count + -(-min(coming, budget) // size)
 
     def cost(self, text: T) -> float:
         """Of the next row of text, in rows at the beginning of one."""
         return 1 + self._key_cost * min(text.position, text.sees)
-
-    def preempt(self, text: T, already: list[T]) -> T | None:
-        """Who gives slabs up so that ``text`` can go on: the youngest of the paused that hold any, else the youngest
-        running, be it text itself; None if all that hold any are older."""
-        for candidate in (*reversed(self.paused), *reversed(self.running)):
-            if candidate.n_held and candidate not in already:
-                older = self._arrivals[candidate] < self._arrivals[text] and candidate not in self.paused
-                return None if older else candidate
-        return None
 
 
 class _Step(Generic[T]):
@@ -116,10 +115,12 @@ class _Step(Generic[T]):
             position = text.position
             if text.target - position != 1 or position < text.scored_to or len(work) == self._s.max_seqs:
                 continue
-            if text in self.plan.preempted:
-                continue
-            if position < text.n_slabs * slab_tokens or self._take(text):
-                work.append((text, 1))
+            if position == text.n_slabs * slab_tokens:
+                if not self._free:
+                    self.plan.missed += 1
+                    continue
+                self._free -= 1
+            work.append((text, 1))
 
     def prefill(self) -> None:
         waiting = [text for text in self._s.running
@@ -132,12 +133,6 @@ class _Step(Generic[T]):
             cost, first = self._s.cost(text), len(self.plan.work) == decoding
             rows = self._chunk(text, max(int(budget / cost), LEAST_CHUNK if first else 0))
             budget -= rows * cost
-
-    def make_room(self) -> None:
-        """No sequence can go on: the oldest gets what it needs from the youngest."""
-        if self._take(self._s.running[0]):
-            self._free += 1  # taken for the chunk, which takes for itself
-            self._chunk(self._s.running[0], LEAST_CHUNK)
 
     def _chunk(self, text: T, most: int) -> int:
         """Adds a chunk of at most so many rows, within the scored rows and the slabs left. Returns its rows."""
@@ -152,17 +147,3 @@ class _Step(Generic[T]):
             self._free -= max(0, -(-(text.position + rows) // slab_tokens) - text.n_slabs)
             self.plan.work.append((text, rows))
         return rows
-
-    def _take(self, text: T) -> bool:
-        """One slab for text. False if it has to wait, because it was preempted itself or others are older."""
-        while not self._free:
-            victim = self._s.preempt(text, self.plan.preempted)
-            if victim is None or (victim is text and text is self._s.running[0]):
-                self.plan.misfit = text if text is self._s.running[0] else None
-                return False
-            self.plan.preempted.append(victim)
-            self._free += victim.n_held
-            if victim is text:
-                return False
-        self._free -= 1
-        return True

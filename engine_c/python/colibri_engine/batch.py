@@ -11,7 +11,7 @@ in its outcome; the others of the step are as valid as ever.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ._colibri import ffi, lib
 from .binding import Buffer, Sampling, new
 from .engine import Engine
 from .runtime import Info
-from .sequence import Attention, KvArena
+from .sequence import Attention, KvMemory
 
 SCORED_ROWS = 32  # most rows of one step that are scored: bounds the logits in memory
 _ENTRY = ffi.sizeof("colibri_sequence_t")
@@ -97,6 +97,7 @@ class Lane:
         if scoring and scoring.first < scoring.last:
             self.scored_from, self.scored_to = scoring.first - 1, scoring.last - 1
         self.target = known if self.draws else self.scored_to
+        self.most = max(capacity - 1, self.target)  # tokens that will ever be computed
         self.n_slabs = self.n_held = 0  # entries of the table, and those of them that are still ours
         self.slabs = np.empty(-(-capacity // info.slab_tokens), np.uint32)
         self._base = ffi.from_buffer("uint32_t[]", self.tokens)
@@ -129,6 +130,21 @@ class Lane:
         end = self.n_slabs + len(slabs)
         self.slabs[self.n_slabs : end] = slabs
         self.n_slabs, self.n_held = end, self.n_held + len(slabs)
+
+    @property
+    def cacheable(self) -> int:
+        """Most tokens whose keys and values the lane can do without computing: all before the first whose logits are
+        still wanted."""
+        return self.scored_from if self.scored_from < self.scored_to else self.length - 1
+
+    def start(self, position: int, slabs: Iterable[tuple[int, int]]) -> None:
+        """The first ``position`` tokens, whole slabs, at most ``cacheable``, are in the KV cache already. slabs: (index
+        in the table, slab) of those that a query sees from there on. Before the first step or after rewind()."""
+        self.n_slabs, self.n_held, self.position = position // self.info.slab_tokens, 0, position
+        self.slabs[: self.n_slabs] = lib.COLIBRI_NO_SLAB
+        for index, slab in slabs:
+            self.slabs[index] = slab
+            self.n_held += 1
 
     def drop_slab(self, index: int) -> None:
         """The slab of positions [index * slab_tokens, (index + 1) * slab_tokens) is no longer ours; none sees it."""
@@ -167,7 +183,7 @@ class Lane:
 class Batch:
     """The steps of one engine. The lanes of a step may be any; those that keep their place cost least."""
 
-    def __init__(self, engine: Engine, arena: KvArena, max_sequences: int) -> None:
+    def __init__(self, engine: Engine, arena: KvMemory, max_sequences: int) -> None:
         """max_sequences: most lanes of a step, at most the engine's own."""
         self.info, self._runtime = engine.info, engine.runtime
         self._output = Buffer(lib.COLIBRI_OUTPUT, (max_sequences + SCORED_ROWS) * self.info.vocab * 4)

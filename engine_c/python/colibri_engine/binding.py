@@ -46,13 +46,20 @@ def check(status: int, error: Any) -> None:
 
 
 class Buffer:
-    """Page-aligned anonymous memory behind a colibri_buffer_t. Lives until the last reference is gone."""
+    """Page-aligned memory behind a colibri_buffer_t: anonymous, or a mapping of at least ``size`` bytes that the caller
+    made. Lives until the last reference is gone."""
 
-    def __init__(self, kind: int, size: int) -> None:
+    def __init__(self, kind: int, size: int, memory: mmap.mmap | None = None) -> None:
         self.size = max(size, 64)
-        self._memory = mmap.mmap(-1, self.size)
+        if memory is not None and len(memory) < self.size:
+            raise ValueError(f"a mapping of {len(memory)} bytes, {self.size} are needed")
+        self._memory = mmap.mmap(-1, self.size) if memory is None else memory
         self.ptr = ffi.from_buffer(self._memory)
         self.c = new("colibri_buffer_t", type=kind, ptr=self.ptr, size=self.size, alignment=64, ref_count=1)
+
+    def view(self, start: int, end: int) -> memoryview:
+        """Bytes [start, end)."""
+        return memoryview(self._memory)[start:end]
 
     def array(self, dtype: Any, *shape: int) -> np.ndarray:
         """A numpy view of the start of the buffer."""

@@ -1,7 +1,9 @@
-"""A sequence's slab table and the arena it draws from, for the engine's own use (the daemon's pool is a process)."""
+"""KV slabs in memory; and a sequence's slab table with the arena it draws from, for the engine's own use (the daemon's
+pool is a process)."""
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +23,24 @@ class Attention:
     positions: int
 
 
-class KvArena:
-    """Slabs for sequences of one engine; a free list in ascending order."""
+class KvMemory:
+    """Slabs of one geometry by index; who may write which is the caller's to know. memory: a mapping that other
+    processes may share, by default our own."""
+
+    def __init__(self, info: Any, slabs: int, memory: mmap.mmap | None = None) -> None:
+        self.slabs, self._slab_bytes = slabs, info.slab_bytes
+        self.buffer = Buffer(lib.COLIBRI_KV_CACHE, slabs * info.slab_bytes, memory)
+
+    def slab(self, index: int) -> memoryview:
+        """Its contents."""
+        return self.buffer.view(index * self._slab_bytes, (index + 1) * self._slab_bytes)
+
+
+class KvArena(KvMemory):
+    """With a free list, in ascending order."""
 
     def __init__(self, info: Any, slabs: int) -> None:
-        self.buffer = Buffer(lib.COLIBRI_KV_CACHE, slabs * info.slab_bytes)
+        super().__init__(info, slabs)
         self._free = list(range(slabs - 1, -1, -1))
 
     @property

@@ -87,16 +87,15 @@ def test_the_memory_split(tmp_path: Path, model: Path) -> None:
     found = report(path)
     memory, facts = found["memory"], found["model"]
     assert facts["max_len"] == facts["context"] == 512
-    assert (memory["longest"], memory["slabs_per_worker"], memory["fitting"]) == (8, 32, 4)
-    assert memory["kv"] == 2 * 32 * memory["slab_bytes"]
+    assert (memory["longest"], memory["slabs"], memory["fitting"]) == (8, 64, 8)
+    assert memory["kv"] == 64 * memory["slab_bytes"]
     assert memory["weights"] == facts["weight_bytes"]
     assert found["threads"] == 1
     assert found["settings"]["model"] == {"value": str(model), "from": f"{path}:1"}
-    share = 20 * memory["slab_bytes"]
-    memory = report(path, COLIBRI_KV_BYTES=str(2 * share + 1))["memory"]
-    assert (memory["slabs_per_worker"], memory["fitting"]) == (20, 2)
+    memory = report(path, COLIBRI_KV_BYTES=str(20 * memory["slab_bytes"] + 1))["memory"]
+    assert (memory["slabs"], memory["fitting"]) == (20, 2)
     shown = run(path).stdout
-    for part in ("model: tiny, mixtral, q4, id ", "the whole text", "1 thread each", "32 slabs", "takes 8, 4 of them"):
+    for part in ("model: tiny, mixtral, q4, id ", "the whole text", "1 thread each", "64 slabs", "takes 8, 8 of them"):
         assert part in shown
 
 
@@ -119,7 +118,7 @@ def test_a_model_that_cannot_be_served(tmp_path: Path, model: Path) -> None:
 def test_warnings_do_not_stop_it(tmp_path: Path, model: Path) -> None:
     cores = lib.colibri_host_threads()
     path = write(tmp_path, f'model = "{model}"', f'socket = "{tmp_path}/missing/s"', f"threads = {cores}",
-                 "workers = 2", "window = 0", 'kv_bytes = "512K"')  # fmt: skip
+                 "workers = 2", "window = 0", 'kv_bytes = "448K"')  # fmt: skip
     found = report(path, COLIBRI_WORKER="1")
     assert found["ok"]
     assert [warning.split(" ")[0] for warning in found["warnings"]] == ["COLIBRI_WORKER", "socket:", "workers", "a"]
@@ -128,7 +127,8 @@ def test_warnings_do_not_stop_it(tmp_path: Path, model: Path) -> None:
     assert f"the {cores} cores" in found["warnings"][2]
     assert "needs 8 slabs" in found["warnings"][3]
     too_much = report(path, COLIBRI_KV_BYTES="1024T")
-    assert any("more memory" in warning for warning in too_much["warnings"])
+    assert not too_much["ok"]
+    assert "lower kv_bytes" in too_much["problems"][0]
 
 
 def test_an_unknown_group(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The real dispatcher on uvloop, its sockets real, with scripted peers: clients that speak the protocol by
-colibri_protocol, and workers that speak common/ipc.py and do what a test tells them.
+colibri_protocol, and workers and a KV pool that speak common/ipc.py and pool_ipc.py and do what a test tells them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import msgpack
 import uvloop
-from colibri_daemon.common import ipc
+from colibri_daemon.common import ipc, pool_ipc
 from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import Page, make_pages
@@ -128,22 +128,17 @@ class Client:
         return await self.hear_a(StatsReply)
 
 
-class Worker:
-    """The worker's end of a link."""
+class Linked:
+    """The other end of one of the dispatcher's links."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock, self._unframer, self._heard, self.steps = sock, ipc.Unframer(), [], 0  # type: ignore[var-annotated]
+        self.sock, self._unframer, self._heard = sock, ipc.Unframer(), []  # type: ignore[var-annotated]
 
     async def say(self, *message: Any) -> None:
         await self.raw(ipc.pack(message))
 
     async def raw(self, data: bytes) -> None:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
-
-    async def step(self, *rows: list[Any]) -> None:
-        """Rows of one step: [key, ids or (), details or None]."""
-        self.steps += 1
-        await self.say(ipc.STEP, self.steps, list(rows), {"free": 60, "rows": len(rows), "us": 100})
 
     async def hear(self) -> list[Any]:
         async with asyncio.timeout(SECONDS):
@@ -158,16 +153,37 @@ class Worker:
         """Something was said that has not been heard."""
         return bool(self._heard) or bool(select.select([self.sock], [], [], 0)[0])
 
-    async def assigned(self) -> tuple[int, Job]:
-        tag, key, body = await self.hear()
-        assert tag == ipc.ASSIGN, tag
-        return key, Job.from_wire(body)
-
     async def told(self, *message: Any) -> None:
         assert await self.hear() == list(message)
 
     def die(self) -> None:
         self.sock.close()
+
+
+class Worker(Linked):
+    """The worker's end of a link."""
+
+    steps = 0
+
+    async def step(self, *rows: list[Any]) -> None:
+        """Rows of one step: [key, ids or (), details or None]."""
+        self.steps += 1
+        await self.say(ipc.STEP, self.steps, list(rows), {"free": 60, "rows": len(rows), "us": 100, "misses": 0})
+
+    async def assigned(self) -> tuple[int, Job]:
+        tag, key, body = await self.hear()
+        assert tag == ipc.ASSIGN, tag
+        return key, Job.from_wire(body)
+
+
+class Pool(Linked):
+    """The KV pool's end of its link."""
+
+    async def stats(self, free: int, cached: int = 0, **others: int) -> None:
+        """others: slabs in other states. Those that are missing to 64 are leased."""
+        states = {"free": free, "cached": cached, "committed": 0, "quarantined": 0} | others
+        states.setdefault("leased", max(0, READY["slabs"] - sum(states.values())))
+        await self.say(pool_ipc.STATS, {f'kv_slabs{{state="{state}"}}': count for state, count in states.items()})
 
 
 class Rig:
@@ -231,6 +247,18 @@ class Rig:
         self.tell({"t": "worker", "slot": slot, "epoch": 1, "pid": 1000 + slot}, (theirs.fileno(),))
         theirs.close()
         return Worker(ours)
+
+    async def pool(self, free: int = 64, **states: int) -> Pool:
+        """A KV pool with so many slabs."""
+        ours, theirs = ipc.link()
+        self._stack.enter_context(ours)
+        self.tell({"t": "pool", "slot": 0, "epoch": 1}, (theirs.fileno(),))
+        theirs.close()
+        pool, link = Pool(ours), self.dispatcher.pool
+        link.available = None
+        await pool.stats(free, **states)
+        await until(lambda: link.available is not None)
+        return pool
 
     def tell(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         assert ipc.send_control(self.control, message, fds)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from colibri_daemon.common.kv import slabs_needed
-from colibri_daemon.dispatcher.admission import Admission, Capacity, foregone
+from colibri_daemon.dispatcher.admission import OVERFLOW_UID, Admission, Capacity, foregone
 from colibri_protocol.errors import Code, InvalidMessage
-from colibri_protocol.messages import Generate, Resume, Score, TokenCheck
+from colibri_protocol.messages import Cache, Generate, Resume, Score, TokenCheck
 from dispatched import EOS, MAX_LEN, VOCAB, facts, ids
 from hypothesis import given
 from hypothesis import strategies as st
@@ -104,6 +104,33 @@ def test_ignore_eos_leaves_no_eos() -> None:
     assert admission().generate(Generate(tokens=ids(1), ignore_eos=True), 1).job.eos_ids == b""
 
 
+def salts(*requests: tuple[int, dict[str, Any]]) -> list[bytes]:
+    return [admission().generate(Generate(tokens=ids(1), **fields), uid).job.salt for uid, fields in requests]
+
+
+def test_only_the_same_user_tenant_and_extra_share() -> None:
+    extra = {"cache": Cache(salt_extra=b"x")}
+    different = [(1, {}), (2, {}), (1, extra), (TRUSTED, {}), (TRUSTED, {"tenant": ""}), (TRUSTED, {"tenant": "x"}),
+                 (TRUSTED, {"tenant": "x"} | extra), (TRUSTED, extra), (TRUSTED, {"tenant": "xx"})]  # fmt: skip
+    found = salts(*different)
+    assert len(set(found)) == len(different)
+    assert {len(salt) for salt in found} == {32}
+    assert found == salts(*different)
+
+
+def test_score_and_check_share_with_generate() -> None:
+    [salt] = salts((7, {}))
+    gate = admission()
+    assert gate.score(Score(tokens=ids(1, 2)), 7).job.salt == salt
+    assert gate.check(TokenCheck(tokens=ids(1)), 7)[0].salt == salt
+
+
+@pytest.mark.parametrize(("uid", "use", "cache"), [(7, True, True), (7, False, False), (OVERFLOW_UID, True, False)])
+def test_who_uses_the_cache(uid: int, use: bool, cache: bool) -> None:
+    job = admission().generate(Generate(tokens=ids(1), cache=Cache(use=use)), uid).job
+    assert (job.cache, job.salt == b"") == (cache, uid == OVERFLOW_UID)
+
+
 def test_never_fits_tells_what_there_is() -> None:
     error = refusal(Generate(tokens=ids(1), max_tokens=60), capacity=Capacity(slabs=3, chunk=16))
     assert place(error) == (Code.NEVER_FITS, None, None, 3)
@@ -120,7 +147,8 @@ def test_check_says_what_generate_does(prompt: int, max_tokens: int, chunk: int)
     if slabs > 2 or prompt == MAX_LEN and max_tokens:
         assert place(refusal(check, capacity=capacity)) == place(refusal(generate, capacity=capacity))
     else:
-        assert admission(capacity).check(check, 1) == (most, slabs)
+        job, needed = admission(capacity).check(check, 1)
+        assert (job.tokens, job.max_tokens, needed) == (check.tokens, most, slabs)
         assert admission(capacity).generate(generate, 1).job.max_tokens == most
 
 

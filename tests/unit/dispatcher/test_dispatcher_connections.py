@@ -135,9 +135,8 @@ async def test_stats_add_up() -> None:
         assert counters['request_errors_total{code="TOKEN_OUT_OF_RANGE"}'] == 1
         assert counters['admission_rejections_total{reason="invalid"}'] == 1
         assert (counters["prompt_tokens_total"], counters["generation_tokens_total"]) == (6, 2)
-        assert (counters["prefix_cache_queries_total"], counters["prefix_cache_hits_total"]) == (3, 2)
         assert (stats.running, stats.connections) == (1, 1)
-        assert stats.kv_slabs == {"live": 4, "free": 60, "total": 64}
+        assert stats.kv_slabs == {}  # no pool has said anything
         assert (stats.workers[0]["running"], stats.workers[0]["steps"]) == (1, 1)
 
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from colibri_daemon.dispatcher.fairness import MAX_OWNERS, FairShare
-from colibri_daemon.dispatcher.queue import RETRY_MOST_MS, RETRY_UNKNOWN_MS, RequestQueue
+from colibri_daemon.dispatcher.queue import (
+    LOOK_MOST,
+    PASSES_MOST,
+    RETRY_MOST_MS,
+    RETRY_UNKNOWN_MS,
+    RequestQueue,
+)
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -61,6 +68,56 @@ def test_lost_requests_go_first_whatever_their_priority() -> None:
     queue.put_back([Request(3, priority=-1), Request(2)])
     queue.put_back([Request(1)])
     assert drain(queue) == [1, 2, 3, 5]
+
+
+def test_a_preempted_request_gets_its_place_by_age_and_is_paid_for() -> None:
+    queue = filled(Request(1), Request(2), Request(3, owner="b"), Request(4), Request(5, priority=1))
+    first = [queue.head()]
+    queue.take(first[0], 0.0)
+    for _ in range(2):
+        first.append(queue.head())
+        queue.take(first[-1], 0.0)
+    assert [request.key for request in first] == [5, 3, 1]
+    queue.put_again(first[2])
+    assert [request.key for request in queue if request.owner == "a"] == [1, 2, 4]
+    clock = queue.share.clock("a")
+    queue.take(first[2], 0.0)
+    assert queue.share.clock("a") == clock
+
+
+def only(*keys: int) -> Callable[[Request], bool]:
+    return lambda request: request.key in keys
+
+
+def test_small_ones_pass_a_big_one_until_it_has_waited_enough() -> None:
+    queue = filled(Request(0, owner="b"), *(Request(key) for key in range(1, 100)))
+    for key in range(1, PASSES_MOST + 1):
+        assert queue.choose(only(*range(1, 100))).key == key
+        queue.take(queue.choose(only(*range(1, 100))), 0.0)
+    assert queue.choose(only(*range(1, 100))) is None
+    big = queue.choose(lambda _: True)
+    assert big.key == 0
+    queue.take(big, 0.0)
+    assert queue.choose(only(*range(1, 100))).key == PASSES_MOST + 1
+
+
+def test_any_priority_may_pass_and_whoever_is_first_anyway_does_not_pass() -> None:
+    queue = RequestQueue(100, 10_000, 0.0, max_passes=1)
+    for request in (Request(0), Request(1, priority=-1), Request(2, priority=-1)):
+        queue.offer(request, 0.0)
+    queue.take(queue.choose(only(1, 2)), 0.0)
+    assert queue.choose(only(2)) is None
+    queue.offer(Request(3, priority=1), 0.0)
+    assert queue.choose(only(2, 3)).key == 3
+    queue.put_back([Request(4)])
+    assert [request.key for request in queue] == [4, 3, 0, 2]
+
+
+def test_only_so_many_are_looked_at() -> None:
+    looked: list[int] = []
+    queue = filled(*(Request(key) for key in range(2 * LOOK_MOST)))
+    assert queue.choose(lambda request: bool(looked.append(request.key))) is None
+    assert looked == list(range(LOOK_MOST))
 
 
 def test_bounds() -> None:
@@ -128,7 +185,8 @@ class Against(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.queue = RequestQueue(8, 40, 0.0)
+        self.queue = RequestQueue(8, 40, 0.0, max_passes=2)
+        self.passes: dict[int, int] = {}
         self.waiting: list[Request] = []
         self.back: list[Request] = []
         self.taken: list[Request] = []
@@ -161,13 +219,42 @@ class Against(RuleBasedStateMachine):
             assert head.key == min(r.key for r in self.waiting if (r.priority, r.owner) == (head.priority, head.owner))
             self.waiting.remove(head)
         self.queue.take(head, self.now)
+        self.passes.pop(head.key, None)
         self.taken.append(head)
+
+    @precondition(lambda self: self.waiting or self.back)
+    @rule(choice=st.randoms(use_true_random=False))
+    def take_one_that_fits(self, choice: Any) -> None:
+        order = list(self.queue)
+        assert sorted(r.key for r in order) == sorted(r.key for r in self.waiting + self.back)
+        fitting = [r for r in order if choice.random() < 0.5]
+        chosen = self.queue.choose(lambda r: r in fitting)
+        passed = order[: order.index(fitting[0])] if fitting else order
+        if not fitting or any(self.passes.get(r.key, 0) == 2 for r in passed):
+            assert chosen is None
+            return
+        assert chosen is fitting[0]
+        for request in passed:
+            self.passes[request.key] = self.passes.get(request.key, 0) + 1
+        self.queue.take(chosen, self.now)
+        self.passes.pop(chosen.key, None)
+        (self.waiting if chosen in self.waiting else self.back).remove(chosen)
+        self.taken.append(chosen)
+
+    @precondition(lambda self: self.taken)
+    @rule(choice=st.randoms(use_true_random=False))
+    def be_preempted(self, choice: Any) -> None:
+        request = choice.choice(self.taken)
+        self.taken.remove(request)
+        self.queue.put_again(request)
+        self.waiting.append(request)
 
     @precondition(lambda self: self.waiting or self.back)
     @rule(choice=st.randoms(use_true_random=False))
     def give_up(self, choice: Any) -> None:
         request = choice.choice(self.waiting + self.back)
         (self.waiting if request in self.waiting else self.back).remove(request)
+        self.passes.pop(request.key, None)
         self.queue.remove(request)
 
     @precondition(lambda self: self.taken)

@@ -13,7 +13,7 @@ from colibri_engine import Engine, EngineError
 from colibri_engine._colibri import lib
 from colibri_engine.batch import SCORED_ROWS, Batch, Drawn, Failed, Lane, Scored, Scoring
 from colibri_engine.binding import Sampling
-from colibri_engine.sequence import KvArena
+from colibri_engine.sequence import KvArena, KvMemory
 from fixtures.models import Models
 from fixtures.worker import poisoned
 
@@ -269,3 +269,40 @@ def test_progress_in_memory_that_will_not_do(folder: Path) -> None:
     for memory, error in wrong:
         with pytest.raises((ValueError, BufferError), match=error):
             Engine.open(folder, progress=memory)
+
+
+# ---- memory and prefixes that others made ----------------------------------------------------------------------------
+
+
+def test_a_lane_starts_behind_slabs_that_another_has_filled(engine: Engine) -> None:
+    """In memory that the caller mapped, with a hole where no query sees anything."""
+    size = engine.info.slab_tokens
+    text = np.arange(3 * size + 5, dtype=np.uint32) % engine.info.vocab
+    mapped = mmap.mmap(-1, 20 * engine.info.slab_bytes)
+    memory = KvMemory(engine.info, 20, mapped)
+    batch, how = Batch(engine, memory, 2), {"pinned": size, "window": size, "temperature": 1.0, "seed": 3}
+    attention = engine.attention(size, size, "cache")
+    first, second = (Lane(engine.info, text, 9, attention, Sampling(temperature=1.0, seed=3), id=i) for i in (1, 2))
+    first.add_slabs([5, 6, 7, 8])
+    batch.run([(first, len(text))])
+    start, end = 7 * engine.info.slab_bytes, 8 * engine.info.slab_bytes
+    assert memory.slab(7) == mapped[start:end] != bytes(end - start)
+    assert second.cacheable == len(text) - 1
+    second.start(3 * size, [(0, 5), (2, 7)])
+    assert (second.position, second.n_slabs, second.n_held) == (3 * size, 3, 2)
+    second.add_slabs([9])
+    assert ids(drawn(batch, second, count=9)[0]) == engine.generate(text, 9, **how)
+
+
+def test_what_is_scored_is_not_taken_from_the_cache(engine: Engine, arena: KvArena, batch: Batch) -> None:
+    one = lane(engine, arena, scoring=Scoring(4, 7))
+    assert one.cacheable == 3
+    batch.run([(one, 6)])
+    one.rewind()
+    assert one.cacheable == len(PROMPT) - 1
+    assert lane(engine, arena, scoring=Scoring(7, 7)).cacheable == len(PROMPT) - 1
+
+
+def test_a_mapping_that_is_too_short(engine: Engine) -> None:
+    with mmap.mmap(-1, 4096) as mapped, pytest.raises(ValueError, match="4096 bytes"):
+        KvMemory(engine.info, 100, mapped)

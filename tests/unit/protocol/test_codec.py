@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from colibri_protocol.codec import decode, encode, error_message, tokens_frame
+from colibri_protocol.codec import decode, encode, error_message, plain_tokens, tokens_frame
 from colibri_protocol.errors import Code, ConnectionFault, InvalidMessage, LocalError
 from colibri_protocol.kinds import Int
 from colibri_protocol.message import MESSAGES, SERVER, message, required
@@ -33,6 +33,38 @@ def test_tokens_frame_is_the_encoders(request_id: int, ids: bytes, index: int, s
     if rare.get("usage") is not None:
         rare["usage"] = rare["usage"].to_body()
     assert tokens_frame(request_id, ids, index, step, **rare) == wanted
+
+
+@given(request_id=st.integers(1, 2**53 - 1), token=st.integers(0, 2**32 - 1), index=counts, step=counts,
+       cached=st.none() | counts)
+def test_plain_tokens_are_decoded_as_by_the_general_way(request_id: int, token: int, index: int, step: int,
+                                                        cached: int | None) -> None:
+    rare = {} if cached is None else {"cached_tokens": cached}
+    sent = payload(tokens_frame(request_id, struct.pack("<I", token), index, step, **rare))
+    assert plain_tokens(sent) == decode(sent)
+
+
+# What a plain TOKENS is made of, and what is close to it.
+_PIECES = st.sampled_from([bytes.fromhex(piece) for piece in (
+    "93", "05", "07", "cc81", "cc07", "cd0100", "ce00010000", "cf0000000100000000", "cf001fffffffffffff",
+    "cf0020000000000000", "d007", "80", "81", "82", "83", "84", "85", "de0001", "a3696473c40401020304",
+    "a3696473c40801020304", "a3696473c403010203", "a5696e646578", "a473746570", "ad6361636865645f746f6b656e73", "c0",
+    "cb3ff0000000000000")])
+
+
+@given(start=st.sampled_from(["", "930507 82 a3696473c40401020304"]), pieces=st.lists(_PIECES, max_size=8))
+def test_plain_tokens_are_never_decoded_otherwise(start: str, pieces: list[bytes]) -> None:
+    sent = bytes.fromhex(start) + b"".join(pieces)
+    plain = plain_tokens(sent)
+    assert plain is None or plain == decode(sent)
+
+
+@pytest.mark.parametrize("entries", ["81", "83", "84"])
+def test_plain_tokens_counts_the_entries(entries: str) -> None:
+    """Two that are there; another count is another message, or none."""
+    tail = "a3696473c40401020304 a5696e64657803"
+    assert plain_tokens(bytes.fromhex(f"930507 82 {tail}")) == (TokensOut(ids=b"\1\2\3\4", index=3), 7)
+    assert plain_tokens(bytes.fromhex(f"930507 {entries} {tail}")) is None
 
 
 def test_fields_travel_in_the_order_of_declaration() -> None:

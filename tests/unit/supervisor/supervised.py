@@ -2,8 +2,9 @@
 
     python supervised.py FOLDER [setting=value …]
 
-The socket is FOLDER/s. The dispatcher writes every message it gets as a line of FOLDER/told. A worker does what the
-file FOLDER/worker says when it starts: a word of BEHAVIOURS.
+The socket is FOLDER/s. The dispatcher and the pool write every message they get as a line of FOLDER/told and
+FOLDER/pool. A worker does what the file FOLDER/worker says when it starts: a word of BEHAVIOURS. The pool says what it
+finds in FOLDER/order when it hears anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri_daemon.common import ipc, log
+from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.pages import Field, Page
@@ -75,20 +77,57 @@ def dispatcher(listener: socket.socket, control: socket.socket, page: Page, sett
                 ipc.send_control(control, {"t": "drained"})
 
 
-def worker(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts) -> int:
+def kvpool(control: socket.socket, page: Page, settings: Settings, facts: ModelFacts, arena: Arena,
+           journal: int) -> int:  # fmt: skip
+    """Counts its lives in the journal. Says once what the file "order" holds."""
+    arena.reserve(lambda done: None)
+    life = os.pread(journal, 100, 0) + b"*"
+    os.pwrite(journal, life, 0)
+    if (folder(settings) / "no_memory").exists():
+        ipc.send_control(control, {"t": "failed", "reason": "no memory is left"})
+        return Exit.CANNOT_LOAD
+    links, ready = [], False
+    with (folder(settings) / "pool").open("a", buffering=1) as told:
+        while True:
+            select.select([control], [], [], 0.1)
+            page[Field.PROGRESS] += 1
+            order = folder(settings) / "order"
+            if order.exists():
+                ipc.send_control(control, json.loads(order.read_text()))
+                order.unlink()
+            try:
+                packet = ipc.receive_control(control)
+            except BlockingIOError:
+                continue
+            if packet is None:
+                return 0
+            message, fds = packet
+            links += fds
+            told.write(json.dumps(message | {"fds": len(fds), "from": os.getpid(), "life": len(life)}) + "\n")
+            if not ready:
+                ready = ipc.send_control(control, {"t": "ready"})
+
+
+def worker(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
+           arena: Arena) -> int:  # fmt: skip
+    arena.map().close()
     return BEHAVIOURS[(folder(settings) / "worker").read_text()](link, control, page)
 
 
 def serve(link: socket.socket, control: socket.socket, page: Page) -> int:
-    """Ready, with a step done; takes new links."""
-    page[Field.STEPS], page[Field.SLABS] = 1, 10
+    """Ready, with a step done; takes new links. Keeps the pool's."""
+    page[Field.STEPS] = 1
     ipc.send_control(control, {"t": "ready", "stall_ms": 100})
+    pool: list[socket.socket] = []
     while True:
         select.select([control], [], [])
         packet = ipc.receive_control(control)
         if packet is None:
             return 0
         message, fds = packet
+        if message["t"] == "pool":
+            pool.append(socket.socket(fileno=fds[0]))
+            continue
         assert (message, len(fds)) == ({"t": "link"}, 1)
         select.select([link], [], [])
         assert link.recv(1) == b"", "a new link although the old one works"
@@ -134,7 +173,7 @@ def load_for_ever(link: socket.socket, control: socket.socket, page: Page) -> in
 
 
 BEHAVIOURS: dict[str, Any] = {f.__name__: f for f in (serve, idle, crash, refuse, hang, toil, load_for_ever)}
-ROLES = Roles(*(Role(name, f"supervised:{name}", 0) for name in ("check", "verify", "dispatcher", "worker")))
+ROLES = Roles(*(Role(name, f"supervised:{name}", 0) for name in ("check", "verify", "kvpool", "dispatcher", "worker")))
 
 
 def main(place: str, *flags: str) -> int:

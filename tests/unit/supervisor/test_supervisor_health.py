@@ -15,8 +15,8 @@ def worker(slot: int, state: State, **fields) -> WorkerView:
     return WorkerView(slot, state, **(values | fields))
 
 
-def view(*states: State, dispatcher: State = State.READY, **fields) -> View:
-    return View(dispatcher, [worker(slot, state) for slot, state in enumerate(states)], **fields)
+def view(*states: State, dispatcher: State = State.READY, kvpool: State = State.READY, **fields) -> View:
+    return View(kvpool, dispatcher, [worker(slot, state) for slot, state in enumerate(states)], **fields)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ def view(*states: State, dispatcher: State = State.READY, **fields) -> View:
         (view(State.READY, State.LOADING, served=True), "degraded", True),
         (view(State.HUNG, State.BACKOFF, served=True), "degraded", False),
         (view(State.READY, dispatcher=State.LOADING, served=True), "degraded", False),
+        (view(State.READY, kvpool=State.LOADING), "starting", False),
+        (view(State.READY, kvpool=State.LOADING, served=True), "degraded", True),
         (view(State.READY, draining=True), "draining", False),
         (view(State.READY, draining=True, failure="why"), "failed", False),
     ],
@@ -51,15 +53,17 @@ def test_only_the_ready_have_no_reason():
 
 def test_progress_of_loading_and_of_verifying():
     loading = [worker(0, State.LOADING, loaded=25, to_load=100), worker(1, State.LOADING, loaded=75, to_load=100)]
-    assert report(View(State.READY, loading))["progress"] == 0.5
-    assert report(View(State.READY, loading, checked=(30, 40)))["progress"] == 0.75
-    assert "progress" not in report(View(State.READY, [worker(0, State.DOWN)]))
-    assert "progress" not in report(View(State.READY, [worker(0, State.READY, loaded=100, to_load=100)]))
+    assert report(View(State.READY, State.READY, loading))["progress"] == 0.5
+    assert report(View(State.READY, State.READY, loading, checked=(30, 40)))["progress"] == 0.75
+    half = report(View(State.LOADING, State.READY, loading, reserved=(0, loading[0].to_load * len(loading))))
+    assert half["progress"] == 0.25
+    assert "progress" not in report(View(State.READY, State.READY, [worker(0, State.DOWN)]))
+    assert "progress" not in report(View(State.READY, State.READY, [worker(0, State.READY, loaded=100, to_load=100)]))
 
 
 def test_a_worker():
     busy = worker(3, State.READY, busy=True, stalled=1.25, restarts=2, pid=77, resident=4096)
-    assert report(View(State.READY, [busy]))["workers"] == [
+    assert report(View(State.READY, State.READY, [busy]))["workers"] == [
         {"slot": 3, "up": True, "busy": True, "progress_age_ms": 1250.0, "restarts": 2, "pid": 77,
          "resident_bytes": 4096}
     ]  # fmt: skip
@@ -68,7 +72,7 @@ def test_a_worker():
 @pytest.mark.parametrize("state", State)
 def test_the_protocol_takes_it(state):
     """Every field, and no other."""
-    body = report(View(State.READY, [worker(0, state, busy=True, stalled=0.5, loaded=1, to_load=2)]))
+    body = report(View(State.READY, State.READY, [worker(0, state, busy=True, stalled=0.5, loaded=1, to_load=2)]))
     reply = HealthReply.from_body(body)
     assert body.keys() <= HealthReply.__dataclass_fields__.keys()
     assert body["workers"][0].keys() == reply.workers[0].__dataclass_fields__.keys()

@@ -8,9 +8,7 @@ import pytest
 from colibri_daemon.common.settings import Settings
 from colibri_daemon.worker.calibrate import LEAST, MOST, STALL, Calibration, Timing, calibrate, choose
 from colibri_daemon.worker.check import check
-from colibri_daemon.worker.kv import LocalKv
 from colibri_engine import Engine
-from colibri_engine.batch import Batch
 from fixtures.models import Models
 
 
@@ -62,13 +60,11 @@ def test_timings_that_make_no_sense_give_something_possible(short: float, long: 
     assert found.stall >= STALL
 
 
-@pytest.mark.parametrize("slabs", [1, 2, 50])
+@pytest.mark.parametrize("step_tokens", [0, 1, 100])
 @pytest.mark.parametrize("change", [{}, {"window": 0, "pinned": 0}, {"max_len": 3}, {"max_len": 40}])
-def test_it_measures_whatever_there_is_and_takes_nothing(models: Models, slabs: int, change: dict[str, int]) -> None:
+def test_it_measures_whatever_the_model(models: Models, change: dict[str, int], step_tokens: int) -> None:
     folder = models.random({"vocab": 64})
     facts = replace(check(Settings(model=folder, slab_tokens=16)), **change)
     with Engine.open(folder, slab_tokens=16, max_sequences=2, max_context=facts.max_len) as engine:
-        kv = LocalKv(engine.arena(slabs), 16)
-        found = calibrate(Batch(engine, kv.arena, 2), kv, facts, 0)
-        assert LEAST <= found.chunk <= MOST
-        assert kv.free == slabs
+        found = calibrate(engine, facts, step_tokens)
+        assert found.chunk == step_tokens or LEAST <= found.chunk <= MOST

@@ -13,7 +13,7 @@ import pytest
 from colibri_daemon.common import ipc
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import Field
-from colibri_daemon.worker import link
+from colibri_daemon.worker import loop
 from colibri_engine import Engine
 from colibri_protocol.errors import Code
 from fixtures.models import Models
@@ -77,13 +77,13 @@ def test_a_new_dispatcher_finds_an_empty_worker(folder: Path, expected: list[int
         old, (ours, theirs) = w.sock, ipc.link()
         if not early:
             old.shutdown(socket.SHUT_RDWR)
-            eventually(lambda: w.kv.free == w.kv.total)
+            w.pool.until(lambda: w.pool.idle)
         assert ipc.send_control(w.control, {"t": "link"}, (theirs.fileno(),))
         theirs.close()
         with ours:
             w.change_link(ours)
             assert w.run({9: JOB})[9].ids == expected
-            assert (w.greetings, w.kv.free) == (2, w.kv.total)
+            assert w.greetings == 2
             w.change_link(old)
 
 
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_be_run(folder: Path, expected: list[int], what: str) 
         assert finish is not None
         assert (finish["finish"], finish["error"][0], finish["generated"]) == ("error", Code.INVALID_ARGUMENT, 0)
         assert finish["error"][1]
-        assert w.kv.free == w.kv.total
+        w.pool.until(lambda: w.pool.idle)
 
 
 def test_fields_that_are_none(folder: Path, expected: list[int]) -> None:
@@ -138,17 +138,8 @@ def test_one_that_overflows_ends_alone(folder: Path, tmp_path: Path, expected: l
         assert outputs[1].ids == outputs[3].ids == expected
         assert outputs[2].finish is not None
         assert outputs[2].finish["error"][0] == Code.NON_FINITE
-        assert w.kv.free == w.kv.total
+        w.pool.until(lambda: w.pool.idle)
         assert w.run({4: JOB})[4].ids == expected  # in slabs that the other left
-
-
-def test_one_that_needs_more_slabs_than_there_are(folder: Path, expected: list[int]) -> None:
-    with worker(folder, slabs=4) as w:
-        outputs = w.run({1: Job(packed(PROMPT), 100), 2: JOB})
-        assert outputs[1].finish is not None
-        assert outputs[1].finish["error"][0] == Code.KV_EXHAUSTED
-        assert outputs[1].finish["generated"] == len(outputs[1].ids) == 4 * 16 - len(PROMPT) + 1
-        assert outputs[2].ids == expected
 
 
 # ---- leaving and waiting ---------------------------------------------------------------------------------------------
@@ -160,7 +151,7 @@ def test_cancel_in_the_same_write(folder: Path) -> None:
         w.until(lambda: w.ended == {1})
         assert w.outputs[1].ids == []
         assert w.outputs[1].finish == {"finish": "abort", "generated": 0}
-        assert w.kv.free == w.kv.total
+        w.pool.until(lambda: w.pool.idle)
 
 
 def test_a_stop_sequence_that_never_ends_holds_everything_back(folder: Path, expected: list[int]) -> None:
@@ -187,11 +178,11 @@ def test_paused_and_idle_it_sleeps(folder: Path, expected: list[int]) -> None:
         assert w.outputs[1].ids[:20] == expected
         w.send([ipc.PAUSE, 1], [ipc.CANCEL, 1, "abort"])
         w.until(lambda: 1 in w.ended)
-        assert w.kv.free == w.kv.total
+        w.pool.until(lambda: w.pool.idle)
 
 
 def test_it_waits_for_a_dispatcher_that_does_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "FULL_BYTES", 8192)
+    monkeypatch.setattr(loop, "FULL_BYTES", 8192)
     with worker(folder) as w:
         w.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for key in range(1, 33):
@@ -222,14 +213,61 @@ def test_the_page_tells_what_runs(folder: Path) -> None:
         eventually(lambda: w.page[Field.BUSY] == 0)
         assert w.page[Field.KEYS] == 0
         assert w.page[Field.PROGRESS] > w.page[Field.STEPS] > 0
-        assert w.page[Field.FREE_SLABS] == w.kv.total
+        w.pool.until(lambda: w.pool.idle)
 
 
 def test_every_step_is_told_once_and_in_order(folder: Path) -> None:
     with worker(folder, step_tokens=8) as w:
-        w.run({1: Job(packed(PROMPT * 4), 5), 2: Job(packed(PROMPT * 9), 2), 3: Job(packed(PROMPT))})
+        jobs = Job(packed(PROMPT * 4), 5), Job(packed(PROMPT * 9), 2), Job(packed(PROMPT))
+        w.run({key: replace(job, cache=False) for key, job in enumerate(jobs, 1)})
         numbers = [number for number, _, _ in w.steps]
         assert numbers == sorted(numbers)
         assert [number for number in dict.fromkeys(numbers) if number] == list(range(1, w.page[Field.STEPS] + 1))
         assert sum(info["rows"] for _, _, info in w.steps) == 28 + 4 + 63 + 1  # every token but the last, once
-        assert w.steps[-1][2]["free"] == w.kv.total
+
+
+# ---- the pool --------------------------------------------------------------------------------------------------------
+
+
+def test_requests_wait_for_a_pool_and_can_leave_meanwhile(folder: Path, expected: list[int]) -> None:
+    with worker(folder, pool=False) as w:
+        w.send(*([ipc.ASSIGN, key, JOB.to_wire()] for key in (1, 2, 3, 4)), [ipc.PAUSE, 4])
+        w.send([ipc.CANCEL, 1, "abort"])
+        w.until(lambda: w.ended == {1})
+        w.assign(1, JOB)  # as another dispatcher might
+        w.ended.clear()
+        w.connect_pool()
+        w.until(lambda: w.ended == {1, 2, 3})
+        assert all(w.outputs[key].ids == expected for key in (1, 2, 3))
+        eventually(lambda: w.page[Field.BUSY] == 0)
+        w.send([ipc.RESUME, 4])
+        w.until(lambda: 4 in w.ended)
+        assert w.outputs[4].ids == expected
+        w.pool.until(lambda: w.pool.idle)
+
+
+def test_it_goes_on_from_its_free_list_without_a_pool(folder: Path, expected: list[int]) -> None:
+    with worker(folder) as w:
+        w.assign(1, replace(JOB, max_tokens=9))  # of one slab
+        w.until(lambda: bool(w.outputs[1].ids))
+        w.pool.stop()
+        w.until(lambda: 1 in w.ended)
+        assert w.outputs[1].ids == expected[:9]
+        w.assign(2, JOB)
+        w.pool.start([(0, 1)])
+        w.connect_pool()
+        w.until(lambda: 2 in w.ended)
+        assert w.outputs[2].ids == expected
+        w.pool.until(lambda: w.pool.idle)
+
+
+def test_preempted_it_tells_nothing_of_what_is_held_back(folder: Path, expected: list[int]) -> None:
+    held = packed([*expected, VOCAB - 1])
+    with worker(folder) as w:
+        w.assign(1, replace(JOB, stop_seqs=(held,)))
+        eventually(lambda: w.page[Field.STEPS] > 5, w)
+        w.preempt(1)
+        w.until(lambda: 1 in w.ended)
+        assert [row.get("finish") for row in w.outputs[1].rows] in (["preempted", "length"], ["length"])
+        assert w.outputs[1].ids == expected
+        assert w.outputs[1].rows[0].get("generated", 0) > 0

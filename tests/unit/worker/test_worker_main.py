@@ -11,22 +11,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from colibri_daemon.common import ipc
+from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.common.job import Job
+from colibri_daemon.common.settings import Settings
+from colibri_daemon.worker.check import check
 from colibri_engine import Engine
 from fixtures.models import Models
-from fixtures.worker import SECONDS
+from fixtures.pool import SECONDS, PoolThread
 
-# argv: descriptors of link and control, settings, changes to the facts
+# argv: descriptors of link and control, settings, changes to the facts, geometry of the arena
 SCRIPT = """
 import json, socket, sys
 from dataclasses import replace
+from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.pages import Field, State, make_pages
 from colibri_daemon.common.settings import Settings
 from colibri_daemon.worker import check, main
@@ -34,7 +39,8 @@ from colibri_daemon.worker import check, main
 link, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
 settings, page = Settings(**json.loads(sys.argv[3])), make_pages(1)[0]
 facts = replace(check.check(settings), **json.loads(sys.argv[4]))
-code = main.run(link, control, page, settings, facts)
+arena = Arena(**json.loads(sys.argv[5]))
+code = main.run(link, control, page, settings, facts, arena)
 if code == 0:
     assert page[Field.LOADED] == page[Field.TO_LOAD] == facts.weight_bytes
     assert page[Field.STATE] == State.STOPPING and page[Field.PROGRESS] and page[Field.SLABS]
@@ -70,13 +76,21 @@ class Peers:
         return self.process.wait(SECONDS)
 
 
+SLABS = 40
+
+
 @contextmanager
-def started(folder: Path, facts: dict[str, Any] | None = None, **settings: Any) -> Iterator[Peers]:
+def started(folder: Path, facts: dict[str, Any] | None = None, arena: dict[str, Any] | None = None,
+            **settings: Any) -> Iterator[Peers]:
+    """With a pool. facts, arena: what the worker is told that is not so."""
+    pool = PoolThread(Arena.make(SLABS, check(Settings(model=folder))))
     pairs = ipc.link(), ipc.control()
     theirs = [pair[1].fileno() for pair in pairs]
-    arguments = [str(theirs[0]), str(theirs[1]), json.dumps({"model": str(folder), "threads": 1} | settings)]
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments, json.dumps(facts or {})], pass_fds=theirs,
-                               stderr=subprocess.DEVNULL)  # fmt: skip
+    words = {"model": str(folder), "threads": 1} | settings, facts or {}, asdict(pool.arena) | (arena or {})
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, theirs), *map(json.dumps, words)],
+                               pass_fds=[*theirs, pool.arena.fd], stderr=subprocess.DEVNULL)  # fmt: skip
+    with pool.connect(0, 1) as link:
+        assert ipc.send_control(pairs[1][0], {"t": "pool", "slot": 0, "epoch": 1}, (link.fileno(),))
     try:
         for pair in pairs:
             pair[1].close()
@@ -84,6 +98,7 @@ def started(folder: Path, facts: dict[str, Any] | None = None, **settings: Any) 
     finally:
         process.kill()
         process.wait()
+        pool.close()
         for pair in pairs:
             pair[0].close()
 
@@ -95,11 +110,11 @@ def folder(models: Models) -> Path:
 
 def test_it_loads_serves_and_stops(folder: Path) -> None:
     prompt = [5, 6, 7, 8]
-    with started(folder, max_seqs=5, kv_bytes="16M") as peers:
+    with started(folder, max_seqs=5) as peers:
         tag, ready = peers.message()
         assert (tag, ready["max_seqs"]) == (ipc.READY, 5)
         with Engine.open(folder) as engine:
-            assert ready["slabs"] == (16 << 20) // engine.info.slab_bytes
+            assert ready["slabs"] == SLABS
             expected = engine.generate(prompt, 30, temperature=0.8, seed=4, pinned=128, window=384)
         assert 8 <= ready["chunk"] <= 512
         assert ready["stall_ms"] >= 100
@@ -117,11 +132,9 @@ def test_it_loads_serves_and_stops(folder: Path) -> None:
         assert peers.exit_code() == Exit.STOPPED
 
 
-def test_memory_and_chunk_as_configured_or_by_itself(folder: Path) -> None:
+def test_a_chunk_as_configured(folder: Path) -> None:
     with started(folder, step_tokens=33, max_seqs=2, workers=3) as peers:
-        ready = peers.message()[1]
-        assert ready["chunk"] == 33
-        assert ready["slabs"] == 2 * (-(-(512 + 33) // 64) + 4)  # two sequences, all that can be used
+        assert peers.message()[1]["chunk"] == 33
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -137,16 +150,15 @@ def test_it_ends_at_once_with_its_supervisor(folder: Path, busy: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "settings", "reason"),
+    ("facts", "arena", "reason"),
     [
         ({"folder": "/nowhere"}, {}, "/nowhere: is not a folder"),
-        ({}, {"kv_bytes": 1000, "workers": 2}, "kv_bytes is 1000: 2 workers need at least"),
-        ({"weight_bytes": 1 << 60}, {}, "set kv_bytes"),
-        ({}, {"kv_bytes": 1 << 49}, "cannot be had"),
+        ({}, {"slabs": SLABS + 1}, "the KV arena has"),
+        ({}, {"fd": 0}, "Invalid argument"),
     ],
 )
-def test_what_cannot_be_loaded(folder: Path, facts: dict[str, Any], settings: dict[str, Any], reason: str) -> None:
-    with started(folder, facts, **settings) as peers:
+def test_what_cannot_be_loaded(folder: Path, facts: dict[str, Any], arena: dict[str, Any], reason: str) -> None:
+    with started(folder, facts, arena) as peers:
         told = peers.told()
         assert told["t"] == "failed"
         assert reason in told["reason"]

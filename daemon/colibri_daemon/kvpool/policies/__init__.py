@@ -34,4 +34,3 @@ POLICIES: dict[str, Policy] = {
     "lfu": lfu,
     "size_aware": size_aware,
 }
-DEFAULT = "lru"

@@ -13,7 +13,7 @@ from ...common.kv import out_of_view
 
 def hidden_after(ordinal: int, pinned: int, window: int, slab_tokens: int) -> range:
     """Ordinals that a sequence gives back once it has committed slab ``ordinal``: no query sees them from the boundary
-    one slab before on. So whoever resumes it, even one token short of that slab's end, finds a boundary without holes."""
+    one slab before on. So whoever resumes it, even one token short of that slab's end, finds one without holes."""
     return out_of_view((ordinal + 1) * slab_tokens, pinned, window, slab_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Short prefixes live longer: least recently used, where a slab counts as older the more of its sequence lies before it.
+"""Short prefixes live longer: least recently used, where a slab counts as older the more of its sequence comes before.
 
 A system prompt is short and shared by many; the far end of a long document helps only its own repetition, and is the
 first to go. One long sequence then cannot sweep many short ones out.

@@ -1,19 +1,19 @@
-"""The worker's end of the link to the dispatcher: framed messages, never blocking, output bounded by its user."""
+"""One end of a stream between two processes: framed messages, never blocking, output bounded by its user."""
 
 from __future__ import annotations
 
+import select
 import socket
 from collections.abc import Iterator
 from typing import Any
 
-from ..common import ipc
+from . import ipc
 
 READ_BYTES = 1 << 20
-FULL_BYTES = 1 << 20  # unsent output from which the worker waits instead of making more
 
 
 class Link:
-    """sock is non-blocking. closed: the dispatcher is gone."""
+    """sock is non-blocking. closed: the peer is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.closed = sock, False
@@ -24,12 +24,8 @@ class Link:
     def unsent(self) -> int:
         return len(self._unsent)
 
-    @property
-    def full(self) -> bool:
-        return len(self._unsent) >= FULL_BYTES
-
     def receive(self) -> Iterator[Any]:
-        """The messages that have come. ValueError if the dispatcher does not speak the link's language."""
+        """The messages that have come, of one read. ValueError if the peer does not speak the link's language."""
         try:
             data = self.sock.recv(READ_BYTES)
         except BlockingIOError:
@@ -38,6 +34,11 @@ class Link:
             data = b""
         self.closed = self.closed or not data
         yield from self._unframer.feed(data)
+
+    def receive_all(self) -> Iterator[Any]:
+        """What a peer that has ended had still said."""
+        while not self.closed and _readable(self.sock):
+            yield from self.receive()
 
     def send(self, message: Any) -> None:
         self._unsent += ipc.pack(message)
@@ -50,5 +51,14 @@ class Link:
                 del self._unsent[: self.sock.send(self._unsent)]
             except BlockingIOError:
                 return
-            except OSError:
-                self.closed = True
+            except OSError:  # what it had said before can still be read
+                self._unsent.clear()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def _readable(sock: socket.socket) -> bool:
+    poll = select.poll()  # select() knows no descriptor over 1023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

@@ -1,0 +1,146 @@
+"""The KV arena: one piece of shared memory for the keys and values of all workers, cut into slabs of equal size.
+
+The supervisor makes it once, before it forks; it lives as long as anybody has its descriptor. It is sealed at its
+size, so whoever has checked that once may rely on it. Its pages are taken in advance, by reserve() in the pool's
+process: what is missing is missed at the start and not in the middle of a request. Who may use which slab is the pool's
+to say.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from . import memory
+from .facts import ModelFacts
+from .kv import MOST_CHUNK, slabs_needed
+from .settings import Settings
+
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+SLICE = 64 << 20  # bytes reserved between two reports of progress
+_PAGE = mmap.PAGESIZE
+
+
+def longest_request(settings: Settings, facts: ModelFacts) -> int:
+    """Slabs that a request of full length takes."""
+    chunk = settings.step_tokens or MOST_CHUNK
+    return slabs_needed(facts.max_len, facts.pinned, facts.window, chunk, facts.slab_tokens)
+
+
+def choose_slabs(settings: Settings, facts: ModelFacts, free: int) -> int:
+    """How many slabs there will be: as configured, or the default of kv_bytes. free: bytes, as memory.available().
+    ValueError if there is no room for one, or less than was asked for."""
+    if not settings.kv_bytes:
+        most = longest_request(settings, facts) * settings.max_seqs * settings.workers
+        return memory.kv_bytes(free, facts.weight_bytes, facts.slab_bytes, most) // facts.slab_bytes
+    slabs = settings.kv_bytes // facts.slab_bytes
+    if not slabs:
+        raise ValueError(f"kv_bytes is {settings.kv_bytes}, but one slab of {facts.slab_tokens} tokens takes "
+                         f"{facts.slab_bytes}: raise kv_bytes or lower slab_tokens")  # fmt: skip
+    if settings.kv_bytes > free:
+        raise ValueError(f"kv_bytes is {settings.kv_bytes >> 20} MiB, but only {free >> 20} MiB of memory are free: "
+                         "the KV cache cannot be had; lower kv_bytes")  # fmt: skip
+    return slabs
+
+
+@dataclass(frozen=True)
+class Arena:
+    """fd: the memory's; inherited by children that keep it. Slab i is bytes [i * slab_bytes, (i + 1) * slab_bytes)."""
+
+    fd: int
+    slabs: int
+    slab_bytes: int
+    slab_tokens: int
+    kv_format: str
+
+    @classmethod
+    def make(cls, slabs: int, facts: ModelFacts) -> Arena:
+        """On huge pages of the system's pool if enough of them are free, else on ordinary ones. OSError if the system
+        has no shared memory for it. Nothing is reserved yet."""
+        size = slabs * facts.slab_bytes
+        fd = _memory(size)
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, slabs, facts.slab_bytes, facts.slab_tokens, facts.kv_format)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all slabs; the memory may be longer by less than one page."""
+        return self.slabs * self.slab_bytes
+
+    @property
+    def page(self) -> int:
+        """Bytes of one of its pages."""
+        return os.fstatvfs(self.fd).f_bsize
+
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """What both ends of a link compare (pool_ipc.HELLO)."""
+        return {"slabs": self.slabs, "slab_bytes": self.slab_bytes, "slab_tokens": self.slab_tokens,
+                "kv_format": self.kv_format}  # fmt: skip
+
+    def reserve(self, progress: Callable[[int], None]) -> None:
+        """Takes all its pages, a slice at a time; progress() is told how many bytes there are so far. Returns at once
+        if that was done before. OSError if there is not so much memory."""
+        size = os.fstat(self.fd).st_size
+        done = os.fstat(self.fd).st_blocks * 512 >= size
+        for at in range(0, 0 if done else size, SLICE):
+            os.posix_fallocate(self.fd, at, min(SLICE, size - at))
+            progress(min(at + SLICE, size))
+        progress(size)
+
+    def map(self) -> mmap.mmap:
+        """The whole arena, shared, left out of core dumps. ValueError if it is not the sealed memory it should be."""
+        size, seals = os.fstat(self.fd).st_size, fcntl.fcntl(self.fd, fcntl.F_GET_SEALS)
+        if not self.size <= size < self.size + self.page or seals & SEALS != SEALS:
+            raise ValueError(f"the KV arena has {size} bytes and seals {seals:#x}, it should have {self.size} in whole "
+                             f"pages and {SEALS:#x}")  # fmt: skip
+        mapped = mmap.mmap(self.fd, size)
+        mapped.madvise(mmap.MADV_DONTDUMP)
+        with suppress(OSError):  # a kernel without huge pages, or pages that are huge already
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        return mapped
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _memory(size: int) -> int:
+    """An empty memfd of at least size bytes."""
+    huge = _free_huge_pages()
+    if huge * _huge_page() >= size > 0:
+        with suppress(OSError):  # taken by somebody else meanwhile, or not for us
+            return _sized("colibri-kv", os.MFD_HUGETLB, _whole(size, _huge_page()))
+    return _sized("colibri-kv", 0, _whole(size, _PAGE))
+
+
+def _sized(name: str, flags: int, size: int) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    try:
+        os.ftruncate(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _whole(size: int, page: int) -> int:
+    return -(-size // page) * page
+
+
+def _huge_page() -> int:
+    """Bytes of a huge page of the default size; 0 if there are none."""
+    return 1024 * memory.machine("Hugepagesize:")
+
+
+def _free_huge_pages() -> int:
+    """Not promised to anybody."""
+    return memory.machine("HugePages_Free:") - memory.machine("HugePages_Rsvd:")

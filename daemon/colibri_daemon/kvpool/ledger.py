@@ -1,0 +1,125 @@
+"""Slabs, what they hold and who holds them: the steps of which pool.py's verbs are made. Nothing here can fail."""
+
+from __future__ import annotations
+
+from .counters import Counters
+from .journal import Entry, Journal
+from .policies import POLICIES
+from .prefix import Node, PrefixIndex
+from .sequences import Sequence, Worker
+from .slabs import Slab, SlabTable, State
+
+GHOSTS_PER_SLAB = 4  # nodes without a slab: 0.5 kB each, and T tokens
+
+
+class Ledger:
+    def __init__(self, slabs: int, slab_tokens: int, policy: str, identity: bytes, journal: Journal | None,
+                 hash_bits: int, ghosts: int | None) -> None:  # fmt: skip
+        self.slab_tokens, self.policy, self.counters = slab_tokens, policy, Counters()
+        self.table = SlabTable(slabs, POLICIES[policy])
+        most_ghosts = GHOSTS_PER_SLAB * slabs if ghosts is None else ghosts
+        self.index = PrefixIndex(identity, slab_tokens, hash_bits, most_ghosts, self.counters)
+        self.journal = journal or _own_journal(slabs, slab_tokens, identity)
+        self.faults = 0  # workers that died by a fault signal: what was written before is suspect
+
+    # ---- leases ------------------------------------------------------------------------------------------------------
+
+    def lease(self, worker: Worker) -> int:
+        """One of the free or cached slabs, of which there must be one."""
+        if self.table.free:
+            slab = self.table.next_free()
+        else:
+            slab = self.table.worst()
+            self.free(slab)
+            self.counters.kv_evictions[self.policy] += 1
+        self.lease_this(worker, slab)
+        return slab.number
+
+    def lease_this(self, worker: Worker, slab: Slab) -> None:
+        self.table.move(slab, State.LEASED)
+        slab.worker = worker.id
+        worker.leased.add(slab.number)
+
+    def end_lease(self, worker: Worker, number: int, state: State) -> Slab:
+        slab = self.table[number]
+        worker.leased.remove(number)
+        slab.worker = None
+        self.table.move(slab, state)
+        return slab
+
+    # ---- holds -------------------------------------------------------------------------------------------------------
+
+    def take(self, sequence: Sequence, ordinal: int, slab: Slab, now: float) -> None:
+        """The sequence holds the slab, which is not leased."""
+        if slab.state is not State.COMMITTED:
+            self.table.move(slab, State.COMMITTED)
+        sequence.slabs[ordinal] = slab.number
+        slab.holders += 1
+        slab.uses += 1
+        slab.last_use = now
+
+    def let_go(self, number: int, now: float) -> None:
+        """One hold less, taken out of its sequence before. A slab without any is cached if an attach could find it."""
+        slab = self.table[number]
+        slab.holders -= 1
+        slab.last_use = now
+        if not slab.holders:
+            self.settle(slab, now)
+
+    def settle(self, slab: Slab, now: float) -> None:
+        """Nobody holds it: cached or free."""
+        if self.is_findable(slab):
+            self.table.cache(slab, now)
+        else:
+            self.free(slab)
+
+    def is_findable(self, slab: Slab) -> bool:
+        return slab.node is not None and slab.node.indexed and slab.node.slab == slab.number
+
+    def free(self, slab: Slab) -> None:
+        self.forget(slab)
+        self.table.move(slab, State.FREE)
+
+    def quarantine(self, slab: Slab) -> None:
+        """Nobody holds it any more."""
+        self.forget(slab)
+        self.table.move(slab, State.QUARANTINED)
+        self.journal.write(Entry(slab.number, quarantined=True))
+
+    # ---- contents ----------------------------------------------------------------------------------------------------
+
+    def record(self, slab: Slab, sequence: Sequence, ordinal: int, tokens: bytes, crc: int,
+               parent: Node | None) -> None:  # fmt: skip
+        """What the sequence has put into the slab, which it holds; parent: contents of the slab before."""
+        parent = parent if sequence.request.use else None
+        node, displaced = self.index.child(parent, sequence.mask(ordinal), tokens)
+        if displaced is not None and self.table[displaced].state is State.CACHED:
+            self.free(self.table[displaced])
+        self.know(slab, node, ordinal, crc)
+        slab.checked = self.faults
+        above = node.parent
+        self.journal.write(
+            Entry(slab.number, node.hash, above.hash if above else b"", node.uid, above.uid if above else 0, ordinal,
+                  crc, node.indexed, node.mask, tokens)
+        )  # fmt: skip
+
+    def know(self, slab: Slab, node: Node, ordinal: int, crc: int) -> None:
+        self.index.fill(node, slab.number)
+        slab.node, slab.ordinal, slab.crc = node, ordinal, crc
+
+    def forget(self, slab: Slab) -> None:
+        self.journal.erase(slab.number)
+        if slab.node is not None:
+            self.index.vacate(slab.node, slab.number)
+        slab.node, slab.holders, slab.uses = None, 0, 0
+
+    def set_end(self, sequence: Sequence, node: Node | None) -> None:
+        """node: contents of the slab before the sequence's next one."""
+        if node is not None:
+            self.index.hold(node)
+        before, sequence.node = sequence.node, node
+        self.index.drop(before)
+
+
+def _own_journal(slabs: int, slab_tokens: int, identity: bytes) -> Journal:
+    return Journal(memoryview(bytearray(Journal.size(slabs, slab_tokens))), slabs, slab_tokens, identity)

@@ -1,0 +1,150 @@
+"""The worker's slabs of the shared KV arena: holdings.py with its link to the pool, and the memory itself.
+
+Nothing here waits for the pool. What it says is handled when it comes; what it has not given yet, the caller does
+without. Output is bounded by what a worker can hold: a commit for each slab, an attach for each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
+
+import crc32c
+from colibri_engine.batch import Lane
+from colibri_engine.binding import POSITIONS
+from colibri_engine.sequence import KvMemory
+
+from ..common import pool_ipc
+from ..common.link import Link
+from .holdings import Holdings
+
+_MODES = {number: name for name, number in POSITIONS.items()}
+
+
+class Listener(Protocol):
+    """Who is told what the pool says of requests, by key."""
+
+    def attached(self, key: int, position: int, slabs: list[tuple[int, int]]) -> None:
+        """The first ``position`` tokens need not be computed; slabs: (ordinal, slab) of those in view."""
+
+    def hidden(self, key: int, ordinals: list[int]) -> None:
+        """These slabs are out of view and not the request's any more."""
+
+    def damaged(self, key: int, slabs: Collection[int]) -> None:
+        """The request holds some of these, whose contents are not what was written: attach_again()."""
+
+
+class PoolKv:
+    """memory: the arena. geometry: as in pool_ipc.HELLO."""
+
+    def __init__(self, memory: KvMemory, geometry: dict[str, Any]) -> None:
+        self.memory, self._geometry = memory, geometry
+        self._slab_tokens: int = geometry["slab_tokens"]
+        self._holdings = Holdings()
+        self.link: Link | None = None
+        self.listener: Listener
+
+    @property
+    def total(self) -> int:
+        return self.memory.slabs
+
+    @property
+    def free(self) -> int:
+        """Slabs to be had at once."""
+        return len(self._holdings.free)
+
+    # ---- the link ----
+
+    def connect(self, link: Link, slot: int, epoch: int) -> None:
+        """To the pool, or to the one that replaces it; this worker is (slot, epoch)."""
+        self.link = link
+        self._holdings.declare(slot, epoch, self._geometry)
+        self._send()
+
+    def disconnect(self) -> None:
+        """The link is closed, by whoever is to close it; goes on with what is here."""
+        self.link = None
+        self._holdings.lost()
+
+    def receive(self) -> None:
+        """Handles what has come. The link may be closed afterwards: then there is no pool until connect()."""
+        for tag, *body in self._messages():
+            _HANDLERS[tag](self, *body)
+        self._send()
+
+    def _messages(self) -> Iterator[Any]:
+        return self.link.receive() if self.link else iter(())
+
+    def _send(self) -> None:
+        if self.link is None:
+            return
+        for message in self._holdings.out:
+            self.link.send(message)
+        self._holdings.out.clear()
+
+    def _granted(self, slabs: list[int]) -> None:
+        self._holdings.granted(slabs)
+
+    def _attached(self, key: int, position: int, slabs: list[tuple[int, int, int | None]]) -> None:
+        pairs = [(ordinal, slab) for ordinal, slab, _ in slabs]
+        if not self._holdings.attached(key, pairs, position // self._slab_tokens):
+            return
+        if not self._verify([(slab, crc) for _, slab, crc in slabs if crc is not None]):
+            self.listener.attached(key, position, pairs)
+
+    def _committed(self, key: int, ordinals: list[int]) -> None:
+        if gone := self._holdings.committed(key, ordinals):
+            self.listener.hidden(key, gone)
+
+    def _verify(self, slabs: list[tuple[int, int]]) -> set[int]:
+        """The damaged ones; their holders know. Before the next step, so that no token more is made of them."""
+        bad = {slab for slab, crc in slabs if self._crc(slab) != crc}
+        for key in self._holdings.holders(bad) if bad else ():
+            self.listener.damaged(key, bad)
+        return bad
+
+    def _crc(self, slab: int) -> int:
+        return crc32c.crc32c(self.memory.slab(slab))
+
+    # ---- for the loop ----
+
+    def want(self, count: int, spare: int) -> None:
+        """The next steps will take ``count`` slabs; more than ``spare`` over are given back."""
+        self._holdings.want(count, spare)
+        self._send()
+
+    def attach(self, lane: Lane, salt: bytes, use: bool) -> None:
+        """Asks for whatever of the lane's text is in the cache; the answer goes to the listener."""
+        self._holdings.attach(lane.id, self._wanted(lane, salt, use))
+        self._send()
+
+    def attach_again(self, lane: Lane, salt: bytes, use: bool, bad: Collection[int]) -> None:
+        """The same for a lane that was rewound because of these damaged slabs."""
+        self._holdings.attach_again(lane.id, self._wanted(lane, salt, use), bad)
+        self._send()
+
+    def _wanted(self, lane: Lane, salt: bytes, use: bool) -> dict[str, Any]:
+        how = lane.attention
+        return {"tokens": lane.tokens[: lane.length].tobytes(), "salt": salt, "use": use, "pinned": how.pinned,
+                "window": how.window, "positions": _MODES[how.positions], "limit": lane.cacheable}  # fmt: skip
+
+    def take(self, lane: Lane, count: int) -> None:
+        """Slabs for the positions behind the lane's table; count must be free."""
+        lane.add_slabs(self._holdings.take(lane.id, lane.n_slabs, count))
+
+    def commit(self, lane: Lane) -> None:
+        """What the lane has computed was told: its full slabs may be others' too."""
+        size = self._slab_tokens
+        for ordinal, slab in self._holdings.full(lane.id, lane.position // size):
+            tokens = lane.tokens[ordinal * size : (ordinal + 1) * size].tobytes()
+            self._holdings.commit(lane.id, ordinal, slab, tokens, self._crc(slab))
+        self._send()
+
+    def release(self, key: int) -> None:
+        """The request leaves this worker, whether it was attached or still waits to be."""
+        self._holdings.release(key)
+        self._send()
+
+
+_HANDLERS = {pool_ipc.GRANT: PoolKv._granted, pool_ipc.ATTACHED: PoolKv._attached,
+             pool_ipc.COMMITTED: PoolKv._committed, pool_ipc.VERIFY: PoolKv._verify}  # fmt: skip
