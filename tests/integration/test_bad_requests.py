@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgpack
@@ -30,16 +31,10 @@ class Raw:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
-    @classmethod
-    async def connect(cls, daemon: Daemon) -> Raw:
-        raw = cls(*await asyncio.open_unix_connection(str(daemon.socket)))
-        raw.say(1, 0, {"proto_min": 1, "proto_max": 1})
-        assert (await raw.hear())[0] == 2
-        return raw
-
-    def say(self, tag: int, id: int, body: Any) -> None:
-        payload = msgpack.packb([tag, id, body])
-        self.writer.write(struct.pack(">I", len(payload)) + payload)
+    def say(self, *messages: tuple[int, int, Any]) -> None:
+        """Each a (type, id, body); all in one write."""
+        payloads = [msgpack.packb(message) for message in messages]
+        self.writer.write(b"".join(struct.pack(">I", len(payload)) + payload for payload in payloads))
 
     async def hear(self) -> tuple[int, int, dict[str, Any]]:
         (size,) = struct.unpack(">I", await self.reader.readexactly(4))
@@ -56,9 +51,17 @@ class Raw:
                 return tokens, body, tag
             tokens += struct.unpack(f"<{len(body['ids']) // 4}I", body["ids"])
 
-    async def close(self) -> None:
-        self.writer.close()
-        await self.writer.wait_closed()
+
+@asynccontextmanager
+async def connected(daemon: Daemon) -> AsyncIterator[Raw]:
+    raw = Raw(*await asyncio.open_unix_connection(str(daemon.socket)))
+    try:
+        raw.say((1, 0, {"proto_min": 1, "proto_max": 1}))
+        assert (await raw.hear())[0] == 2
+        yield raw
+    finally:
+        raw.writer.close()
+        await raw.writer.wait_closed()
 
 
 BAD = {
@@ -105,68 +108,61 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 async def test_bad_field(daemon: Daemon, name: str) -> None:
     body, code, field = BAD[name]
-    raw, neighbour = await Raw.connect(daemon), await Raw.connect(daemon)
-    neighbour.say(GENERATE, 9, {"tokens": [5, 6, 7], "max_tokens": 30, "ignore_eos": True})
-    raw.say(GENERATE, 1, body)
-    _, error, tag = await raw.answer(1)
-    assert (tag, error["code"], error.get("field", "").split(".")[0]) == (ERROR, code, field)
-    assert "retryable" not in error
-    raw.say(GENERATE, 1, {"tokens": [5, 6, 7], "max_tokens": 30, "ignore_eos": True})
-    tokens, done, _ = await raw.answer(1)
-    assert (len(tokens), done["finish_reason"]) == (30, "length")
-    assert (await neighbour.answer(9))[0] == tokens
-    await raw.close()
-    await neighbour.close()
+    good = {"tokens": [5, 6, 7], "max_tokens": 30, "ignore_eos": True}
+    async with connected(daemon) as raw, connected(daemon) as neighbour:
+        neighbour.say((GENERATE, 9, good))
+        raw.say((GENERATE, 1, body))
+        _, error, tag = await raw.answer(1)
+        assert (tag, error["code"], error.get("field", "").split(".")[0]) == (ERROR, code, field)
+        assert "retryable" not in error
+        raw.say((GENERATE, 1, good))
+        tokens, done, _ = await raw.answer(1)
+        assert (len(tokens), done["finish_reason"]) == (30, "length")
+        assert (await neighbour.answer(9))[0] == tokens
 
 
 async def test_zero_tokens_and_unknown_fields_are_valid(daemon: Daemon) -> None:
-    raw = await Raw.connect(daemon)
-    raw.say(GENERATE, 1, {"tokens": [1, 2], "max_tokens": 0, "no_such_field": {"a": [1]}})
-    tokens, done, tag = await raw.answer(1)
-    assert (tokens, tag, done["finish_reason"], done["usage"]) == ([], DONE, "length", {"prompt": 2})
-    await raw.close()
+    async with connected(daemon) as raw:
+        raw.say((GENERATE, 1, {"tokens": [1, 2], "max_tokens": 0, "no_such_field": {"a": [1]}}))
+        tokens, done, tag = await raw.answer(1)
+        assert (tokens, tag, done["finish_reason"], done["usage"]) == ([], DONE, "length", {"prompt": 2})
 
 
 async def test_the_longest_prompt_is_served(daemon: Daemon) -> None:
-    raw = await Raw.connect(daemon)
-    raw.say(GENERATE, 1, {"tokens": [1] * (MAX_LEN - 1), "max_tokens": 10, "ignore_eos": True})
-    tokens, done, _ = await raw.answer(1)
-    assert (len(tokens), done["finish_reason"], done["receipt"]["max_tokens"]) == (1, "length", 1)
-    await raw.close()
+    async with connected(daemon) as raw:
+        raw.say((GENERATE, 1, {"tokens": [1] * (MAX_LEN - 1), "max_tokens": 10, "ignore_eos": True}))
+        tokens, done, _ = await raw.answer(1)
+        assert (len(tokens), done["finish_reason"], done["receipt"]["max_tokens"]) == (1, "length", 1)
 
 
 async def test_duplicate_live_id(daemon: Daemon) -> None:
     """The second is refused, the first goes on."""
-    raw = await Raw.connect(daemon)
-    raw.say(GENERATE, 4, {"tokens": [5, 6, 7], "max_tokens": 200, "ignore_eos": True})
-    raw.say(GENERATE, 4, {"tokens": [1], "max_tokens": 1})
-    refused, tokens = [], 0
-    while True:
-        tag, _, body = await raw.hear()
-        if tag == ERROR:
-            refused.append(body["code"])
-        elif tag == DONE:
-            break
-        else:
-            tokens += len(body["ids"]) // 4
-    assert (refused, tokens) == ([Code.DUPLICATE_ID], 200)
-    raw.say(GENERATE, 4, {"tokens": [1], "max_tokens": 1, "ignore_eos": True})
-    assert (await raw.answer(4))[2] == DONE
-    await raw.close()
+    async with connected(daemon) as raw:
+        raw.say((GENERATE, 4, {"tokens": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}),
+                (GENERATE, 4, {"tokens": [1], "max_tokens": 1}))
+        refused, tokens = [], 0
+        while True:
+            tag, _, body = await raw.hear()
+            if tag == ERROR:
+                refused.append(body["code"])
+            elif tag == DONE:
+                break
+            else:
+                tokens += len(body["ids"]) // 4
+        assert (refused, tokens) == ([Code.DUPLICATE_ID], 200)
+        raw.say((GENERATE, 4, {"tokens": [1], "max_tokens": 1, "ignore_eos": True}))
+        assert (await raw.answer(4))[2] == DONE
 
 
 async def test_unknown_types(daemon: Daemon) -> None:
     """From 128 on: ignored. Below, with a request id: that request fails. With id 0: the connection does."""
-    raw = await Raw.connect(daemon)
-    raw.say(200, 0, {})
-    raw.say(200, 5, {})
-    raw.say(77, 5, {})
-    _, error, tag = await raw.answer(5)
-    assert (tag, error["code"]) == (ERROR, Code.PROTOCOL)
-    raw.say(GENERATE, 5, {"tokens": [1], "max_tokens": 1, "ignore_eos": True})
-    assert (await raw.answer(5))[2] == DONE
-    raw.say(77, 0, {})
-    tag, id, body = await raw.hear()
-    assert (tag, id, body["code"]) == (ERROR, 0, Code.PROTOCOL)
-    assert await raw.reader.read() == b""
-    await raw.close()
+    async with connected(daemon) as raw:
+        raw.say((200, 0, {}), (200, 5, {}), (77, 5, {}))
+        _, error, tag = await raw.answer(5)
+        assert (tag, error["code"]) == (ERROR, Code.PROTOCOL)
+        raw.say((GENERATE, 5, {"tokens": [1], "max_tokens": 1, "ignore_eos": True}))
+        assert (await raw.answer(5))[2] == DONE
+        raw.say((77, 0, {}))
+        tag, id, body = await raw.hear()
+        assert (tag, id, body["code"]) == (ERROR, 0, Code.PROTOCOL)
+        assert await raw.reader.read() == b""

@@ -24,7 +24,8 @@ PREEMPT = 5  # [PREEMPT, key]: leave, to go on from what was sent when assigned 
 
 # ---- link: worker → dispatcher -------------------------------------------------------------------------------------
 READY = 16  # [READY, {"max_seqs", "slabs", "chunk", "stall_ms"}]: once, when loaded
-STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows computed, "us": duration, "misses"}]
+STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows computed, "us": duration, "misses"}]; short
+#            steps share one, whose number is the last one's
 #            free: in the worker's free list. misses: decode rows so far that sat a step out for want of a slab
 # A row is [key, ids (bin), details or None]; ids are released output tokens, possibly none. details: a map with any of
 #   "lp", "top", "toplp"  bin: log probabilities [n], alternatives [n, logprobs] and theirs

@@ -40,8 +40,10 @@ class Link:
         while not self.closed and _readable(self.sock):
             yield from self.receive()
 
-    def send(self, message: Any) -> None:
-        self._unsent += ipc.pack(message)
+    def send(self, *messages: Any) -> None:
+        """All in one write, as far as the kernel takes them."""
+        for message in messages:
+            self._unsent += ipc.pack(message)
         self.flush()
 
     def flush(self) -> None:

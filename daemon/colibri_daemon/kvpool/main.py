@@ -200,11 +200,14 @@ class Loop:
     def _send(self) -> None:
         server = self._server
         out, server.out = server.out, []
+        messages: dict[Peer, list[Any]] = {}
         for peer, message in out:
-            if (link := self._links.get(peer)) is not None:
-                link.send(message)
-        for peer in {peer for peer, _ in out}:
-            if (link := self._links.get(peer)) is not None and link.unsent:
+            messages.setdefault(peer, []).append(message)
+        for peer, said in messages.items():
+            if (link := self._links.get(peer)) is None:
+                continue
+            link.send(*said)
+            if link.unsent:
                 self._watch(link)
                 if link.unsent > UNSENT_BYTES:
                     server.refuse(peer, f"leaves {link.unsent} bytes unread")

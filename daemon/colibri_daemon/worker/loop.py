@@ -28,6 +28,7 @@ from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
 
+TELL_NS = 1_000_000  # steps shorter than this share a message: each one wakes the dispatcher and its clients
 FULL_BYTES = 1 << 20  # output that the dispatcher has not read from which the worker waits instead of making more
 
 
@@ -43,6 +44,7 @@ class Loop:
         kv.listener = self
         self._requests: dict[int, Request] = {}
         self._rows: list[Row] = []  # to be told
+        self._computed = self._busy_ns = self._told_ns = 0  # rows and time of steps not told; when was told last
         self._steps = self._misses = self._arrivals = 0
         self._starved = False  # nothing can be computed before the pool says something
         self._keys = array("Q")  # as in the page
@@ -65,8 +67,8 @@ class Loop:
                 self._link.close()
                 self._drop_pool()
                 return Exit.STOPPED
-            if self._rows:
-                self._report(0, 0)  # what ended without a step does not wait for the next one
+            if self._rows and not runnable:
+                self._report()
             if self._scheduler.running and not self._full:
                 self._step()
 
@@ -80,6 +82,7 @@ class Loop:
         """Handles what has come. True if the worker is to end."""
         self._watch(self._link)
         if self._kv.link is not None:
+            self._kv.flush()
             self._watch(self._kv.link)
         for fd, events in self._poll.poll(None if wait else 0):
             if fd == self._stop.fileno() or (fd == self._control.fileno() and self._supervisor_gone()):
@@ -257,6 +260,7 @@ class Loop:
             if end // slab_tokens > lane.position // slab_tokens:
                 grown.append(lane)
         self._prefetch()
+        self._kv.flush()
         self._show_keys(plan)
         outcomes = self._batch.run(plan.work)
         self._steps += 1
@@ -265,7 +269,11 @@ class Loop:
         for (lane, _), outcome in zip(plan.work, outcomes, strict=True):
             if outcome is not None:
                 self._take(self._requests[lane.id], outcome)
-        self._report(rows, time.monotonic_ns() - begin)
+        now = time.monotonic_ns()
+        self._computed += rows
+        self._busy_ns += now - begin
+        if grown or now - self._told_ns >= TELL_NS:
+            self._report()
         for lane in grown:  # tokens are sent before their slab is committed
             if lane.id in self._requests:
                 self._kv.commit(lane)
@@ -287,12 +295,12 @@ class Loop:
         elif row is not None:
             self._rows.append(row)
 
-    def _report(self, computed: int, duration_ns: int) -> None:
+    def _report(self) -> None:
         free = self._kv.free
         self._page[Field.FREE_SLABS] = free
-        message = [ipc.STEP, self._steps, self._rows, {"free": free, "rows": computed,
-                   "us": duration_ns // 1000, "misses": self._misses}]  # fmt: skip
-        self._rows = []
+        message = [ipc.STEP, self._steps, self._rows, {"free": free, "rows": self._computed,
+                   "us": self._busy_ns // 1000, "misses": self._misses}]  # fmt: skip
+        self._rows, self._computed, self._busy_ns, self._told_ns = [], 0, 0, time.monotonic_ns()
         self._link.send(message)
 
 

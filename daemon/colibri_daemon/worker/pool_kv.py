@@ -1,7 +1,8 @@
 """The worker's slabs of the shared KV arena: holdings.py with its link to the pool, and the memory itself.
 
 Nothing here waits for the pool. What it says is handled when it comes; what it has not given yet, the caller does
-without. Output is bounded by what a worker can hold: a commit for each slab, an attach for each request.
+without. What it is told leaves with flush(). Output is bounded by what a worker can hold: a commit for each slab, an
+attach for each request.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class PoolKv:
         """To the pool, or to the one that replaces it; this worker is (slot, epoch)."""
         self.link = link
         self._holdings.declare(slot, epoch, self._geometry)
-        self._send()
+        self.flush()
 
     def disconnect(self) -> None:
         """The link is closed, by whoever is to close it; goes on with what is here."""
@@ -70,17 +71,15 @@ class PoolKv:
         """Handles what has come. The link may be closed afterwards: then there is no pool until connect()."""
         for tag, *body in self._messages():
             _HANDLERS[tag](self, *body)
-        self._send()
 
     def _messages(self) -> Iterator[Any]:
         return self.link.receive() if self.link else iter(())
 
-    def _send(self) -> None:
-        if self.link is None:
-            return
-        for message in self._holdings.out:
-            self.link.send(message)
-        self._holdings.out.clear()
+    def flush(self) -> None:
+        """Sends what the calls below have to say to the pool: each message alone would wake it."""
+        if self.link is not None and self._holdings.out:
+            self.link.send(*self._holdings.out)
+            self._holdings.out.clear()
 
     def _granted(self, slabs: list[int]) -> None:
         self._holdings.granted(slabs)
@@ -111,17 +110,14 @@ class PoolKv:
     def want(self, count: int, spare: int) -> None:
         """The next steps will take ``count`` slabs; more than ``spare`` over are given back."""
         self._holdings.want(count, spare)
-        self._send()
 
     def attach(self, lane: Lane, salt: bytes, use: bool) -> None:
         """Asks for whatever of the lane's text is in the cache; the answer goes to the listener."""
         self._holdings.attach(lane.id, self._wanted(lane, salt, use))
-        self._send()
 
     def attach_again(self, lane: Lane, salt: bytes, use: bool, bad: Collection[int]) -> None:
         """The same for a lane that was rewound because of these damaged slabs."""
         self._holdings.attach_again(lane.id, self._wanted(lane, salt, use), bad)
-        self._send()
 
     def _wanted(self, lane: Lane, salt: bytes, use: bool) -> dict[str, Any]:
         how = lane.attention
@@ -138,12 +134,10 @@ class PoolKv:
         for ordinal, slab in self._holdings.full(lane.id, lane.position // size):
             tokens = lane.tokens[ordinal * size : (ordinal + 1) * size].tobytes()
             self._holdings.commit(lane.id, ordinal, slab, tokens, self._crc(slab))
-        self._send()
 
     def release(self, key: int) -> None:
         """The request leaves this worker, whether it was attached or still waits to be."""
         self._holdings.release(key)
-        self._send()
 
 
 _HANDLERS = {pool_ipc.GRANT: PoolKv._granted, pool_ipc.ATTACHED: PoolKv._attached,

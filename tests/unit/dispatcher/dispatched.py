@@ -301,6 +301,19 @@ def facts(**changes: Any) -> ModelFacts:
     return dataclasses.replace(FACTS, **changes)
 
 
+LONG = {"facts": facts(max_len=1 << 16)}
+
+
+def prompt(slabs: int, **fields: int) -> Generate:
+    """A request whose prompt fills so many slabs; it needs one more for output."""
+    return generate(*[1] * (16 * slabs), **{"max_tokens": 100, "ignore_eos": True} | fields)
+
+
+async def three(r: Rig, **pool: int) -> tuple[Worker, Client, Pool]:
+    """One of each; the pool with so many slabs in these states."""
+    return await r.worker(slabs=64), await r.client(), await r.pool(**pool)
+
+
 @contextlib.contextmanager
 def no_descriptors() -> Any:
     """Within it, this process cannot open anything more."""

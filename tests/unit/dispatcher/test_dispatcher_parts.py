@@ -106,6 +106,19 @@ async def test_a_turns_messages_go_out_in_one_write() -> None:
         made.close()
 
 
+async def crowd(made: Channel, owner: Owner, size: int, times: int) -> bytes:
+    """Writes messages of that size until the owner has heard so many times that they are a crowd; all of them."""
+    sent = b""
+    for n in range(1000):
+        if owner.crowds >= times:
+            return sent
+        message = bytes([n % 251]) * size
+        sent += message
+        made.write(message)
+        await until(lambda: not made.marked)
+    raise AssertionError(f"{len(sent)} bytes were a crowd {owner.crowds} times, not {times}")
+
+
 async def everything(peer: socket.socket) -> bytes:
     """To the end of input."""
     peer.setblocking(False)
@@ -119,12 +132,7 @@ async def everything(peer: socket.socket) -> bytes:
 async def test_what_the_kernel_does_not_take_goes_later_in_order() -> None:
     made, owner, peer = channel(high=1000)
     with peer:
-        sent = b""
-        while owner.crowds < 3:
-            message = bytes([len(sent) % 251]) * 10_000
-            sent += message
-            made.write(message)
-            await until(lambda: not made.marked)
+        sent = await crowd(made, owner, 10_000, 3)
         assert made.buffered > 1000
         made.finish()
         assert await everything(peer) == sent
@@ -136,9 +144,7 @@ async def test_what_the_kernel_does_not_take_goes_later_in_order() -> None:
 async def test_only_whole_messages_are_dropped() -> None:
     made, owner, peer = channel(high=1000)
     with peer:
-        while owner.crowds < 5:
-            made.write(bytes(50_000))
-            await until(lambda: not made.marked)
+        await crowd(made, owner, 50_000, 5)
         made.drop_unsent()
         made.write(b"last words")
         made.finish()

@@ -30,10 +30,20 @@ class Request:
 
 def drain(queue: RequestQueue, now: float = 0.0) -> list[int]:
     keys = []
-    while (head := queue.head()) is not None:
+    for _ in range(len(queue)):
+        head = queue.head()
         queue.take(head, now)
         keys.append(head.key)
+    assert queue.head() is None
     return keys
+
+
+def fill(queue: RequestQueue, key: int, now: float) -> int:
+    """Offers requests from this key on until one is refused; its key."""
+    for offered in range(key, key + 1000):
+        if queue.offer(Request(offered), now) is not None:
+            return offered
+    raise AssertionError("1000 requests and the queue is not full")
 
 
 def filled(*requests: Request, **bounds: int) -> RequestQueue:
@@ -142,8 +152,7 @@ def test_retry_after_follows_the_drain_rate_and_spreads_the_refused(per_second: 
     queue = RequestQueue(2, 10_000, 0.0)
     now, key = 0.0, 0
     for _ in range(5 * per_second):
-        while queue.offer(Request(key), now) is None:
-            key += 1
+        key = fill(queue, key, now)
         now += 1 / per_second
         queue.take(queue.head(), now)
     times = [queue.retry_after(1, now) for _ in range(20)]
@@ -157,11 +166,11 @@ def test_refused_clients_that_obey_are_admitted() -> None:
     while now < 1.0:  # so that the rate is known
         queue.offer(Request(key), now)
         queue.take(queue.head(), now)
-        while queue.offer(Request(key := key + 1), now) is None:
-            pass
+        key = fill(queue, key + 1, now)
         now += 0.001
     queue._promised = now
     wait = sorted(now + queue.retry_after(1, now) / 1000 for _ in range(10_000))
+    assert wait[-1] <= now + RETRY_MOST_MS / 1000
     admitted = 0
     for due in wait:
         while now < due:

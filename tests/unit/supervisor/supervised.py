@@ -1,4 +1,4 @@
-"""A program of its own for test_supervisor_loop.py: the real supervisor over children of trivial roles.
+"""A program of its own for test_supervisor_*.py: the real supervisor over children of trivial roles. Service runs it.
 
     python supervised.py FOLDER [setting=value …]
 
@@ -14,8 +14,11 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,10 @@ from colibri_daemon.supervisor.spawn import Role
 
 FACTS = ModelFacts("folder", "made up", "id", "fingerprint", "llama", "q4", 100, 128, 128, (1,), 0, 64, "cache", "f16",
                    64, 4096, 1000)  # fmt: skip
+PATIENCE = 20.0  # seconds until a test that waits for something fails
+
+
+# ---- what children do ----------------------------------------------------------------------------------------------
 
 
 def folder(settings: Settings) -> Path:
@@ -187,6 +194,83 @@ def main(place: str, *flags: str) -> int:
         finally:
             listener.remove()
             listener.close()
+
+
+# ---- the program and what can be seen of it --------------------------------------------------------------------------
+
+
+class Service:
+    """The program, its log and what its dispatcher was told."""
+
+    def __init__(self, place: Path, worker: str = "serve", **settings: object) -> None:
+        self.place = place
+        self.says(worker)
+        self._log = (place / "log").open("w+b")
+        command = [sys.executable, __file__, str(place), *(f"{name}={value}" for name, value in settings.items())]
+        environ = os.environ | {"NOTIFY_SOCKET": str(place / "notify")}
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._log, start_new_session=True,
+                                        env=environ)  # fmt: skip
+
+    def says(self, worker: str) -> None:
+        """What workers that start from now on do. An empty word: there is no model."""
+        new = self.place / "worker.new"
+        new.write_text(worker)
+        new.rename(self.place / "worker")
+        if not worker:
+            (self.place / "worker").unlink()
+
+    def log(self, **wanted: object) -> list[dict[str, Any]]:
+        lines = (self.place / "log").read_text().splitlines()
+        parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [line for line in parsed if wanted.items() <= line.items()]
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return self._lines("told", kind)
+
+    def pool(self, kind: str) -> list[dict[str, Any]]:
+        """What the pool was told."""
+        return self._lines("pool", kind)
+
+    def _lines(self, name: str, kind: str) -> list[dict[str, Any]]:
+        path = self.place / name
+        whole = [line for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+        return [message for message in map(json.loads, whole) if message["t"] == kind]
+
+    def state(self) -> dict[str, Any]:
+        return (self.told("state") or [{"state": None, "ready": False, "workers": []}])[-1]
+
+    def ready(self) -> dict[str, Any]:
+        return self.until(lambda: self.state()["ready"] and self.state())
+
+    def until(self, condition: Callable[[], Any]) -> Any:
+        deadline = time.monotonic() + PATIENCE
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"waited in vain; log:\n{(self.place / 'log').read_text()}"
+            time.sleep(0.01)
+        return found
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def members(self) -> set[int]:
+        """Every process of the program's session."""
+        found = set()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):
+                    state, _, _, session = entry.joinpath("stat").read_text().rpartition(")")[2].split()[:4]
+                    if int(session) == self.process.pid and state != "Z":
+                        found.add(int(entry.name))
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.until(lambda: not self.members())
+        self._log.close()
 
 
 if __name__ == "__main__":

