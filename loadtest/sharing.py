@@ -1,9 +1,9 @@
-"""What a shared prompt costs with the prefix cache: one after another, and all at once.
+"""What a shared prompt costs with the prefix cache, one by one and all at once, and what the cache costs without hits.
 
     python loadtest/sharing.py --model build/demo/smollm2-moe-q4
 
-Both parts run in one daemon, each with a prompt of its own, beside requests that may not use the cache: the figures are
-ratios of times in the same run, and counters.
+All parts run in one daemon beside requests that may not use the cache: the figures are ratios of times in the same run,
+and counters. Without hits, rounds with and without the cache alternate; the ratio is the median over the pairs.
 """
 
 from __future__ import annotations
@@ -64,25 +64,46 @@ async def all_at_once(client: AsyncClient, length: int, count: int) -> dict[str,
             "rows_without_sharing": count * (length + 16 + 3), "not_cached": sum(not n for _, n in answers)}
 
 
+async def no_hits(client: AsyncClient, pairs: int) -> dict[str, Any]:
+    """Prompts that share nothing, in 16 streams."""
+    rng, ratios = random.Random(3), []
+
+    async def round_of(use: bool) -> float:
+        asked = [prompts(rng, client, 240, 1)[0] for _ in range(16)]
+        begin = time.monotonic()
+        await asyncio.gather(*(client.complete(prompt, max_tokens=64, ignore_eos=True, cache={"use": use})
+                               for prompt in asked))
+        return time.monotonic() - begin
+
+    for pair in range(pairs):
+        order = (True, False) if pair % 2 else (False, True)
+        seconds = {use: await round_of(use) for use in order}
+        ratios.append(seconds[True] / seconds[False])
+    misses = sum(worker["kv_free_list_misses"] for worker in (await client.stats()).workers)
+    return {"time_ratio": statistics.median(ratios), "ratios": ratios, "free_list_misses": misses}
+
+
 async def rows(client: AsyncClient) -> float:
     return sum(worker["rows"] for worker in (await client.stats()).workers)
 
 
-async def measure(socket: Path, length: int, count: int) -> dict[str, Any]:
+async def measure(socket: Path, length: int, count: int, pairs: int) -> dict[str, Any]:
     async with AsyncClient(str(socket)) as client:
         await ttft(client, [5] * 100, cache=COLD)
-        return {"one_by_one": await one_by_one(client, length, count),
+        return {"no_hits": await no_hits(client, pairs), "one_by_one": await one_by_one(client, length, count),
                 "all_at_once": await all_at_once(client, length, count)}
 
 
 def show(result: dict[str, Any], length: int, count: int) -> str:
-    one, many = result["one_by_one"], result["all_at_once"]
+    one, many, none = result["one_by_one"], result["all_at_once"], result["no_hits"]
     return "\n".join([
         f"{length} shared tokens, {count} requests",
         f"  one by one: first token {one['cold_ms']:.0f} ms cold, {one['hit_ms']:.1f} ms with {one['cached']} cached: "
         f"{one['ratio']:.1f}x",
         f"  all at once: last first token {many['last_ms']:.0f} ms, {many['ratio']:.2f}x one cold; "
         f"{many['rows_computed']:.0f} rows computed instead of {many['rows_without_sharing']}",
+        f"  no hits: time with the cache / without {none['time_ratio']:.4f} (median of {len(none['ratios'])} pairs); "
+        f"decode rows that waited for a slab: {none['free_list_misses']:.0f}",
     ])
 
 
@@ -90,13 +111,14 @@ def show(result: dict[str, Any], length: int, count: int) -> str:
 @click.option("--model", type=click.Path(path_type=Path, exists=True), required=True)
 @click.option("--length", type=click.IntRange(64), default=2000, help="Shared prompt tokens.")
 @click.option("--count", type=click.IntRange(4, 32), default=32, help="Requests.")
+@click.option("--pairs", type=click.IntRange(1), default=7, help="Of rounds without hits.")
 @click.option("--workers", type=click.IntRange(1), default=1)
 @click.option("--threads", type=click.IntRange(0), default=0, help="Engine threads of a worker; 0: its share of cores.")
 @click.option("--json", "as_json", is_flag=True)
-def main(model: Path, length: int, count: int, workers: int, threads: int, as_json: bool) -> None:
+def main(model: Path, length: int, count: int, pairs: int, workers: int, threads: int, as_json: bool) -> None:
     """Measure time to first token with a shared prompt."""
     with tempfile.TemporaryDirectory(prefix="colibri-") as name, daemon(model, Path(name), workers, threads) as running:
-        result = uvloop.run(measure(running[0], length, count))
+        result = uvloop.run(measure(running[0], length, count, pairs))
     click.echo(json.dumps(result, indent=1) if as_json else show(result, length, count))
 
 

@@ -88,12 +88,12 @@ class Scheduler(Generic[T]):
         sequences that may be admitted meanwhile."""
         count, budget, size = 0, 2 * self.step_tokens, self.slab_tokens
         for text in self.running:
-            rows = text.target - text.position
-            if rows == 1:
-                rows = min(AHEAD, text.most - text.position)
-            else:
-                rows = min(rows, budget)
+            left = rows = text.target - text.position
+            if left > 1:
+                rows = min(left, budget)
                 budget -= rows
+            if rows == left:  # decodes from there on
+                rows = min(rows + AHEAD - 1, text.most - text.position)
             count += max(0, -(-(text.position + rows) // size) - text.n_slabs)
         return count + -(-min(coming, budget) // size)
 

@@ -184,7 +184,7 @@ def test_slabs_are_wanted_before_they_are_needed() -> None:
     a.n_slabs = 4
     assert s.wanted() == 4
     a.position, a.n_slabs = 92, 23
-    assert (s.wanted(), s.wanted(5)) == (2, 4)
+    assert (s.wanted(), s.wanted(5)) == (6, 8)  # its prompt ends in this step: 8 rows and AHEAD - 1 behind them
     s.pause(a)
     assert s.wanted() == 0
     s.resume(a)
