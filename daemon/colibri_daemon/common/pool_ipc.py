@@ -24,7 +24,8 @@ GRANT = 17  # [GRANT, [slab, ...]]: in parts if need be; what cannot be met now 
 ATTACHED = 18  # [ATTACHED, key, n, [[ordinal, slab, crc or None], ...]]: the first n tokens need not be computed; with
 #                a crc: verify before use. Deferred while another request computes the next slab
 COMMITTED = 19  # [COMMITTED, key, [ordinal, ...]]: for each COMMIT; these are out of view, no more the request's
-VERIFY = 20  # [VERIFY, [[slab, crc], ...]]: check once, answer BAD for each mismatch
+VERIFY = 20  # [VERIFY, [[slab, crc], ...]]: check once, answer BAD for each mismatch; compute again what is in slabs
+#                that are not committed yet
 
 # ---- dispatcher → pool ---------------------------------------------------------------------------------------------
 DROP = 32  # [DROP, key]: ended while no worker has it

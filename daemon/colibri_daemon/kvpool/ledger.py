@@ -81,7 +81,9 @@ class Ledger:
         self.table.move(slab, State.FREE)
 
     def quarantine(self, slab: Slab) -> None:
-        """Nobody holds it any more."""
+        """Nobody holds it any more. What is behind it may be made of the damage: nothing finds it again."""
+        if slab.node is not None and slab.node.indexed:
+            self._cut(slab.node)
         self.forget(slab)
         self.table.move(slab, State.QUARANTINED)
         self.journal.write(Entry(slab.number, quarantined=True))
@@ -112,6 +114,12 @@ class Ledger:
         if slab.node is not None:
             self.index.vacate(slab.node, slab.number)
         slab.node, slab.holders, slab.uses = None, 0, 0
+
+    def _cut(self, node: Node) -> None:
+        """Out of the tree, with all below."""
+        self.index.cut(node)
+        if node.slab is not None and self.table[node.slab].state is State.CACHED:
+            self.free(self.table[node.slab])
 
     def set_end(self, sequence: Sequence, node: Node | None) -> None:
         """node: contents of the slab before the sequence's next one."""

@@ -107,7 +107,7 @@ class PrefixIndex:
             if not _is_stale(found):
                 return self._unindexed(self._take_uid(), mask, tokens), None
             displaced = found.slab
-            self._forget(found)
+            self.cut(found)
         return self._indexed(self._take_uid(), parent, mask, tokens, digest), displaced
 
     def restored(self, uid: int, parent: Node | None, mask: bytes, tokens: bytes, digest: bytes) -> Node:
@@ -169,9 +169,10 @@ class PrefixIndex:
                 self._ghosts[node] = None
         self.drop(node)
         if len(self._ghosts) > self._most_ghosts:
-            self._forget(next(iter(self._ghosts)))
+            self.cut(next(iter(self._ghosts)))
 
-    def _forget(self, node: Node) -> None:
+    def cut(self, node: Node) -> None:
+        """Takes the node out of the tree: it, and what is below it, can no longer be found."""
         self._unlist(node)
         above, node.parent = node.parent, None
         self.drop(above)

@@ -37,6 +37,8 @@ class Server:
         self.out: list[tuple[Peer, list[Any]]] = []
         self.orders: list[dict[str, Any]] = []
         self._heard: set[Peer] = set()  # introduced, and in good standing
+        self._ending: set[WorkerId] = set()  # have closed their links and are not reaped yet
+        self._attaches: list[tuple[WorkerId, Any, Request]] = []  # heard in this turn, or while somebody is ending
         self._wanted: dict[WorkerId, int] = {}  # slabs still to be granted
         self._short: dict[int, int] = {}  # by slot, as the dispatcher was told
         self._late: dict[Peer, tuple[float, str]] = dict.fromkeys(
@@ -82,18 +84,19 @@ class Server:
         if peer is None:
             self.pool.dispatcher_dead(now)
         else:
+            self._ending.add(peer)
             self._late[peer] = (now + EOF_SECONDS, "has closed its link")
 
     def dead(self, worker: WorkerId, fault: bool, now: float) -> None:
         """The process is reaped. fault: by a signal after which all it could write to is suspect."""
         self._changed = True
         self._heard.discard(worker)
+        self._ending.discard(worker)
         self._wanted.pop(worker, 0)
         self._late.pop(worker, None)
         self._answer(self.pool.worker_dead(worker, fault, now))
         for other in self.pool.workers if fault else ():
-            if pairs := self.pool.to_verify(other):
-                self.out.append((other, [pool_ipc.VERIFY, pairs]))
+            self.out.append((other, [pool_ipc.VERIFY, self.pool.to_verify(other)]))
 
     # ---- at the end of a turn ----------------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class Server:
         return min([self._stats_from if tells else NEVER, *(deadline for deadline, _ in self._late.values())])
 
     def turn(self, now: float) -> None:
+        self._attach_all(now)
         self._grant()
         for peer, (deadline, reason) in list(self._late.items()):
             if now >= deadline:
@@ -110,6 +114,23 @@ class Server:
         if None in self._heard and not self.pool.settling:  # before, the numbers mean nothing
             self._tell_shortage()
             self._tell_stats(now)
+
+    def _attach_all(self, now: float) -> None:
+        """Not while a worker is ending: if it does so by a fault, what it may have damaged must be verified, above all
+        by those who take its requests over. Its link has ended before anybody could ask for them."""
+        if self._ending:
+            return
+        attaches, self._attaches = self._attaches, []
+        for worker, key, request in attaches:
+            if worker not in self._heard:
+                continue
+            try:
+                answer = self.pool.attach(worker, key, request, now)
+            except PeerFault as e:
+                self.refuse(worker, str(e))
+                continue
+            if isinstance(answer, Attached):
+                self._answer([answer])
 
     def _grant(self) -> None:
         """Shares what there is among all who want some, evenly, and nobody gets more than he wants."""
@@ -157,9 +178,8 @@ class Server:
         self._wanted[worker] = self._wanted.get(worker, 0) + whole(n, U32, "n")
 
     def _attach(self, worker: WorkerId, now: float, key: Any, body: Any) -> None:
-        answer = self.pool.attach(worker, key, _request(body), now)
-        if isinstance(answer, Attached):
-            self._answer([answer])
+        """The answer comes at the end of the turn: what else is heard in it may be somebody's end."""
+        self._attaches.append((worker, key, _request(body)))
 
     def _commit(self, worker: WorkerId, now: float, key: Any, ordinal: Any, slab: Any, tokens: Any, crc: Any) -> None:
         done = self.pool.commit(worker, key, ordinal, slab, tokens, crc, now)

@@ -196,12 +196,16 @@ class Loop:
     def _pause(self, key: int) -> None:
         if request := self._requests.get(key):
             request.paused = True
-            self._scheduler.pause(request.lane)
+            self._hold_back(request)
 
     def _resume(self, key: int) -> None:
         if request := self._requests.get(key):
             request.paused = False
             self._scheduler.resume(request.lane)
+
+    def _hold_back(self, request: Request) -> None:
+        if request.is_held_back:
+            self._scheduler.pause(request.lane)
 
     def _leave(self, request: Request, row: Row | None) -> None:
         """The request ends here, with this row."""
@@ -219,8 +223,7 @@ class Loop:
         request.lane.start(position, slabs)
         request.begin(position)
         self._scheduler.admit(request.lane, request.arrival)
-        if request.paused:
-            self._scheduler.pause(request.lane)
+        self._hold_back(request)
 
     def hidden(self, key: int, ordinals: list[int]) -> None:
         for ordinal in ordinals:
@@ -232,6 +235,9 @@ class Loop:
             self._scheduler.finish(request.lane)
             request.rewind()
         self._kv.attach_again(request.lane, request.salt, request.cache, slabs)
+
+    def suspected(self, key: int, position: int) -> None:
+        self._requests[key].lane.redo(position)
 
     def _prefetch(self) -> None:
         """Asks for slabs before they are needed."""
@@ -292,8 +298,10 @@ class Loop:
         row = request.take(outcome)
         if request.finished:
             self._leave(request, row)
-        elif row is not None:
+            return
+        if row is not None:
             self._rows.append(row)
+        self._hold_back(request)
 
     def _report(self) -> None:
         free = self._kv.free

@@ -34,6 +34,9 @@ class Listener(Protocol):
     def damaged(self, key: int, slabs: Collection[int]) -> None:
         """The request holds some of these, whose contents are not what was written: attach_again()."""
 
+    def suspected(self, key: int, position: int) -> None:
+        """What the request has computed from this position on may not be what was written, and nothing can tell."""
+
 
 class PoolKv:
     """memory: the arena. geometry: as in pool_ipc.HELLO."""
@@ -88,14 +91,21 @@ class PoolKv:
         pairs = [(ordinal, slab) for ordinal, slab, _ in slabs]
         if not self._holdings.attached(key, pairs, position // self._slab_tokens):
             return
-        if not self._verify([(slab, crc) for _, slab, crc in slabs if crc is not None]):
+        if not self._damaged([(slab, crc) for _, slab, crc in slabs if crc is not None]):
             self.listener.attached(key, position, pairs)
 
     def _committed(self, key: int, ordinals: list[int]) -> None:
         if gone := self._holdings.committed(key, ordinals):
             self.listener.hidden(key, gone)
 
-    def _verify(self, slabs: list[tuple[int, int]]) -> set[int]:
+    def _verify(self, slabs: list[tuple[int, int]]) -> None:
+        """Another worker died by a fault. The slabs that are being filled have no CRC: their part is computed again."""
+        self._damaged(slabs)
+        for key, held in self._holdings.held.items():
+            if held.own:
+                self.listener.suspected(key, held.next * self._slab_tokens)
+
+    def _damaged(self, slabs: list[tuple[int, int]]) -> set[int]:
         """The damaged ones; their holders know. Before the next step, so that no token more is made of them."""
         bad = {slab for slab, crc in slabs if self._crc(slab) != crc}
         for key in self._holdings.holders(bad) if bad else ():

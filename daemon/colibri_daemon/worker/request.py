@@ -32,7 +32,8 @@ _MINUS_INFINITY = b"\x00\x00\x80\xff"  # as f32; travels as -9999
 
 class Request:
     """finished: nothing is left to be computed; the row made last, or that of end(), is the last. attached: its lane
-    has its place in the KV cache. paused: it is to stay out of the batch. arrival: grows from request to request."""
+    has its place in the KV cache. paused: it is to stay out of the batch, but not before it has come to goal: others may
+    wait for what it computes of the text that it was attached with. arrival: grows from request to request."""
 
     def __init__(self, key: int, job: Job, info: Info, max_length: int, arrival: int = 0) -> None:
         """ValueError if the job cannot be run by this model, naming what is wrong."""
@@ -47,6 +48,7 @@ class Request:
         draws = self.stops.finish is None
         self.lane = Lane(info, prompt, job.max_tokens if draws else 0, _attention(job), _sampling(job),
                          generated if draws else None, _scoring(job, len(prompt)), key)
+        self.goal = self.lane.target
         self.finished = not draws and not self.lane.target
         self._sent = len(generated)
         self._extras: list[Drawn] = []  # of tokens not sent yet, if log probabilities are wanted
@@ -64,7 +66,11 @@ class Request:
     def rewind(self) -> None:
         """What was computed is lost; the text, and what was told of it, is not."""
         self.lane.rewind()
-        self.attached = False
+        self.attached, self.goal = False, self.lane.target
+
+    @property
+    def is_held_back(self) -> bool:
+        return self.paused and self.attached and self.lane.position >= self.goal
 
     def take(self, outcome: Outcome) -> Row | None:
         """The row for what a step gave; None if there is nothing to tell."""

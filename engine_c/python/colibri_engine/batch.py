@@ -152,10 +152,15 @@ class Lane:
         self.n_held -= 1
 
     def rewind(self) -> None:
-        """Nothing is computed any more. The text stays, and gives the same continuation once it is computed again; what
-        was scored is not scored again."""
+        """Nothing is computed any more, and no slab is ours. Else as redo()."""
+        self.redo(0)
+        self.n_slabs = self.n_held = 0
+
+    def redo(self, position: int) -> None:
+        """Computes all from this position on again, into the same slabs. The text stays, and gives the same
+        continuation; what was scored is not scored again."""
         self.scored_from = max(self.scored_from, min(self.position, self.scored_to))
-        self.position = self.n_slabs = self.n_held = 0
+        self.position = position
 
     def wanted(self, rows: int) -> int:
         """First of the next ``rows`` rows whose logits are used; rows if none is."""

@@ -121,6 +121,37 @@ def test_after_a_fault_crcs_are_verified_until_somebody_has() -> None:
     assert check(pool) == []
 
 
+def test_nothing_finds_what_may_have_been_computed_from_damage() -> None:
+    pool = made()
+    pool.attach(A, 1, request(PROMPT), 0.0)
+    compute(pool, A, 1, PROMPT, 0, 3)
+    pool.worker_dead(C, True, 0.0)
+    pool.bad(A, pool.workers[A].sequences[1].slabs[1])
+    pool.release(A, 1, 0.0)
+    pool.attach(A, 1, request(PROMPT), 0.0)
+    for last, found in enumerate((1, 2, 3, 4)):
+        if last:
+            compute(pool, A, 1, PROMPT, last, last)
+        assert pool.lookup(request(PROMPT)) == found * T
+        assert check(pool) == []
+    assert pool.counts() == {"free": 11, "leased": 0, "committed": 4, "cached": 0, "quarantined": 1}
+
+
+def test_one_of_two_copies_is_damaged() -> None:
+    """What is behind them has been computed from either."""
+    pool = made()
+    for worker, key in ((A, 1), (B, 2)):
+        pool.attach(worker, key, request(PROMPT[: T - 1]), 0.0)
+    for worker, key in ((A, 1), (B, 2)):
+        compute(pool, worker, key, PROMPT, 0, 0)
+    pool.release(A, 1, 0.0)
+    assert pool.lookup(request(PROMPT)) == T
+    pool.bad(B, pool.workers[B].sequences[2].slabs[0])
+    assert pool.lookup(request(PROMPT)) == 0
+    assert pool.counts() == {"free": 15, "leased": 0, "committed": 0, "cached": 0, "quarantined": 1}
+    assert check(pool) == []
+
+
 def test_what_is_cached_makes_room_deepest_first() -> None:
     pool = made(slabs=4)
     pool.attach(A, 1, request(PROMPT), 0.0)

@@ -93,10 +93,23 @@ def test_all_that_others_hold_is_verified_after_a_death_by_fault(peers):
     peers.server.dead(B, False, peers.now)
     assert peers.turn() == []
     peers.join((1, 2))
+    peers.join((2, 1))
     peers.server.dead((1, 2), True, peers.now)
-    assert peers.turn() == [(A, [pool_ipc.VERIFY, [(slab, 7)]])]
+    assert peers.turn() == [(A, [pool_ipc.VERIFY, [(slab, 7)]]), ((2, 1), [pool_ipc.VERIFY, []])]
     peers.say(A, [pool_ipc.BAD, slab])
     assert peers.pool.counts()["quarantined"] == 1
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_nobody_attaches_while_a_worker_is_ending(peers, fault):
+    """Before it is known how it ended: its requests are another's as soon as its link has ended."""
+    (slab,) = compute(peers, A, 1, ids(2), 1)
+    peers.server.hear(B, [pool_ipc.ATTACH, 1, wanted(ids(2))], peers.now)
+    peers.server.lose(A, peers.now)
+    assert peers.turn() == []
+    peers.server.dead(A, fault, peers.now)
+    answer = (B, [pool_ipc.ATTACHED, 1, T, [(0, slab, 7 if fault else None)]])
+    assert peers.turn() == [(B, [pool_ipc.VERIFY, []]), answer] if fault else [answer]
 
 
 def test_stats_on_change_and_not_too_often(peers):

@@ -261,6 +261,42 @@ def test_it_goes_on_from_its_free_list_without_a_pool(folder: Path, expected: li
         w.pool.until(lambda: w.pool.idle)
 
 
+def test_damage_by_a_worker_that_dies_of_it(folder: Path) -> None:
+    """Both of what has a CRC and of what is still being written. The requests are paused while it happens."""
+    prompts = {1: PROMPT, 2: PROMPT * 300}  # the first never fills a slab
+    with Engine.open(folder) as engine:
+        right = {key: engine.generate(prompt, 1500) for key, prompt in prompts.items()}
+    with worker(folder, slab_tokens=2048, slabs=16) as w:
+        for key, prompt in prompts.items():
+            w.assign(key, Job(packed(prompt), max_tokens=1500))
+        w.until(lambda: all(w.outputs[key].ids for key in prompts))
+        w.send([ipc.PAUSE, 1], [ipc.PAUSE, 2])
+        eventually(lambda: w.page[Field.BUSY] == 0, w)
+        with w.pool.arena.map() as memory:
+            memory[:] = b"\x5a" * len(memory)
+        w.pool.bury(1, 1, fault=True)
+        w.pool.until(lambda: w.pool.pool.counters.kv_quarantined == 1)
+        w.send([ipc.RESUME, 1], [ipc.RESUME, 2])
+        w.until(lambda: w.ended == prompts.keys())
+        assert {key: w.outputs[key].ids for key in prompts} == right
+        w.pool.until(lambda: w.pool.idle)
+
+
+def test_nobody_waits_for_one_that_is_paused(folder: Path) -> None:
+    """It was told to compute a text, and a pool tells others to wait for that."""
+    job = Job(packed(PROMPT * 20), max_tokens=20)
+    with Engine.open(folder) as engine:
+        right = engine.generate(PROMPT * 20, 20)
+    with worker(folder) as w:
+        w.send([ipc.ASSIGN, 1, job.to_wire()], [ipc.PAUSE, 1], [ipc.ASSIGN, 2, job.to_wire()])
+        w.until(lambda: 2 in w.ended)
+        assert w.outputs[2].ids == right
+        assert 1 not in w.ended
+        w.send([ipc.RESUME, 1])
+        w.until(lambda: 1 in w.ended)
+        assert w.outputs[1].ids == right
+
+
 def test_preempted_it_tells_nothing_of_what_is_held_back(folder: Path, expected: list[int]) -> None:
     held = packed([*expected, VOCAB - 1])
     with worker(folder) as w:
