@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -55,9 +56,17 @@ def scribble(pid: int) -> None:
         memory[:] = random.Random(pid).randbytes(len(memory))
 
 
-def is_asleep(pid: int) -> bool:
-    """With one thread for computing, a worker sleeps only when it has nothing to compute."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+def are_asleep(pids: list[int]) -> bool:
+    """For as long as no worker that has something to compute ever is."""
+    before = [switches(pid) for pid in pids]
+    time.sleep(0.5)
+    return before == [switches(pid) for pid in pids]
+
+
+def switches(pid: int) -> list[str]:
+    """What changes each time that the process sleeps or is made to wait, and the CPU time that it has used."""
+    counts = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ctxt_switches" in line]
+    return counts + Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
 def test_a_worker_writes_over_everything_and_dies_of_it(daemon: Daemon, engine: Engine) -> None:
@@ -69,7 +78,7 @@ def test_a_worker_writes_over_everything_and_dies_of_it(daemon: Daemon, engine: 
     with Client(daemon.socket, retries=0) as client, ExitStack() as stack:
         streams = [stack.enter_context(client.generate(prompt, **OPTIONS)) for prompt in prompts]
         daemon.until(lambda: all(len(stream.tokens) == client.limits.credit for stream in streams))
-        daemon.until(lambda: all(map(is_asleep, workers)))  # since nobody reads
+        daemon.until(lambda: are_asleep(workers))  # since nobody reads
         before = client.stats()
         assert [worker["running"] for worker in before.workers] == [1] * WORKERS
         scribble(workers[0])

@@ -32,7 +32,7 @@ _MINUS_INFINITY = b"\x00\x00\x80\xff"  # as f32; travels as -9999
 
 class Request:
     """finished: nothing is left to be computed; the row made last, or that of end(), is the last. attached: its lane
-    has its place in the KV cache. paused: it is to stay out of the batch, but not before it has come to goal: others may
+    has its place in the KV cache. paused: it is to stay out of the batch, but not before it is at goal: others may
     wait for what it computes of the text that it was attached with. arrival: grows from request to request."""
 
     def __init__(self, key: int, job: Job, info: Info, max_length: int, arrival: int = 0) -> None:

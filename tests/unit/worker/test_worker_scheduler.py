@@ -179,19 +179,19 @@ def test_a_chunk_ends_where_the_slabs_do() -> None:
 def test_slabs_are_wanted_before_they_are_needed() -> None:
     s = scheduler(step_tokens=16)
     assert (s.wanted(), s.wanted(1), s.wanted(1000)) == (0, 1, 8)
-    a = admitted(s, Line(100, 50))[0]
+    a = admitted(s, Line(100, 400))[0]
     assert (s.wanted(), s.wanted(1000)) == (8, 8)
     a.n_slabs = 4
     assert s.wanted() == 4
     a.position, a.n_slabs = 92, 23
-    assert (s.wanted(), s.wanted(5)) == (6, 8)  # its prompt ends in this step: 8 rows and AHEAD - 1 behind them
+    assert (s.wanted(), s.wanted(5)) == (18, 20)  # its prompt ends in this step: 8 rows and AHEAD - 1 behind them
     s.pause(a)
     assert s.wanted() == 0
     s.resume(a)
     a.position, a.target, a.n_slabs = 107, 108, 27
     assert s.wanted() == AHEAD // SLAB
-    a.position, a.target, a.n_slabs = 148, 149, 37
-    assert s.wanted() == 1  # for its last token but one; the last is never computed
+    a.position, a.target, a.n_slabs = 496, 497, 124
+    assert s.wanted() == 1  # for all but its last token, which is never computed
 
 
 @st.composite
