@@ -117,23 +117,25 @@ def slabs_at_rest(daemon: Daemon) -> bool:
     return not stats.running and slabs.get("total", 0) > 0 and slabs["free"] + slabs["cached"] == slabs["total"]
 
 
-async def test_the_pool_is_killed_under_load(daemon, asks):
+@pytest.mark.parametrize("kills", [KILLS, pytest.param(50, marks=pytest.mark.full)])
+async def test_the_pool_is_killed_under_load(daemon, asks, kills):
     async with load(daemon, asks) as running:
-        for _ in range(KILLS):
+        for _ in range(kills):
             seen = running.done
             await kill(daemon, "kvpool")
             await until(lambda seen=seen: running.done > seen, daemon)
     daemon.until(lambda: slabs_at_rest(daemon))
-    assert len(daemon.log(msg="process ended", child="kvpool", how="by SIGKILL")) == KILLS
+    assert len(daemon.log(msg="process ended", child="kvpool", how="by SIGKILL")) == kills
     assert daemon.log(msg="the pool has a process ended") == []
     assert [line for line in daemon.log(msg="process ended") if line["child"] != "kvpool"] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-async def test_workers_are_killed_under_load(daemon, asks, number):
+@pytest.mark.parametrize("kills", [KILLS // 2, pytest.param(50, marks=pytest.mark.full)])
+async def test_workers_are_killed_under_load(daemon, asks, number, kills):
     draw = random.Random(int(number))
     async with load(daemon, asks) as running:
-        for _ in range(KILLS // 2):
+        for _ in range(kills):
             seen = running.done
             await kill(daemon, f"worker {draw.randrange(2)}", number)
             await until(lambda seen=seen: running.done > seen, daemon)
