@@ -161,6 +161,7 @@ class Settings(BaseModel):
 
     @property
     def queue_limit(self) -> int:
+        """Most requests that may wait."""
         return self.queue_requests or 4 * self.workers * self.max_seqs
 
     def threads_per_worker(self, cores: int) -> int:

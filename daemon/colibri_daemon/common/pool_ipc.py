@@ -28,7 +28,7 @@ VERIFY = 20  # [VERIFY, [[slab, crc], ...]]: check once, answer BAD for each mis
 #                that are not committed yet
 
 # ---- dispatcher → pool ---------------------------------------------------------------------------------------------
-DROP = 32  # [DROP, key]: ended while no worker has it
+DROP = 32  # [DROP, key]: ended. For each request that a worker ever had: it may have died before its RELEASE
 LOOKUP = 33  # [LOOKUP, id, request]
 
 # ---- pool → dispatcher ---------------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 FRUITLESS_MOST = 5  # lost workers in a row without a new token
-WAITING_PER_PLACE = 4  # queue_requests 0: this many for each place in a batch
 _log = log.get("requests")
 
 
@@ -49,9 +48,7 @@ class Requests:
         self._loop, self._clock, self._facts, self._health, self._busy = loop, clock, facts, health, busy
         self._admission, self._workers, self._pool, self._stats = admission, workers, pool, stats
         self._queue_seconds = settings.queue_seconds
-        places = settings.workers * settings.max_seqs
-        self.queue: RequestQueue[Stream] = RequestQueue(settings.queue_requests or WAITING_PER_PLACE * places,
-                                                        settings.queue_tokens, clock())
+        self.queue: RequestQueue[Stream] = RequestQueue(settings.queue_limit, settings.queue_tokens, clock())
         self.live: dict[int, Stream] = {}
         self.draining = False
         self.fruitless_most = FRUITLESS_MOST
