@@ -57,9 +57,33 @@ PYTEST_ARGS ?=
 pytest: build python $(VENV)/smol.stamp ## the Python tests [PYTEST_ARGS='tests/unit -k name']
 	$(PY) -m pytest $(PYTEST_ARGS)
 
+# ---- installation (deploy/install.mk) ----------------------------------------------------------------------------
+include deploy/install.mk
+.PHONY: wheel man install uninstall
+wheel: $(WHEELS)/stamp ## the package with the engine inside, and all it needs, as wheels into build/wheels
+man: $(BUILD)/man/stamp ## manual pages from --help into build/man
+install: $(VENV)/tools.stamp $(WHEELS)/stamp ## as root, nothing is fetched [PREFIX=/usr/local SYSCONFDIR=/etc DESTDIR=]; deploy/README.md
+	$(INSTALLER) install
+uninstall: ## removes what was installed; configuration that was changed stays [PREFIX=… SYSCONFDIR=… DESTDIR=…]
+	$(INSTALLER) uninstall
+
 # ---- Go ----------------------------------------------------------------------------------------------------------
-.PHONY: gotest
-gotest: ## the Go tests, the golden bytes of the protocol among them
+.PHONY: gotest gateway
+# The text package links the Rust tokenizers crate, statically (client/go/text/README.md).
+NATIVE   := client/go/text/native
+TEXT_LIB := $(NATIVE)/target/release/libcolibri_text.a
+$(TEXT_LIB): $(wildcard $(NATIVE)/src/*.rs) $(NATIVE)/Cargo.toml $(NATIVE)/Cargo.lock
+	cd $(NATIVE) && cargo build --quiet --release --locked
+	@touch $@
+
+GATEWAY_VERSION = $(shell sed -n 's/^.define COLIBRI_VERSION *"\(.*\)"/\1/p' $(E)/include/colibri.h)
+GATEWAY_LINK    = -s -w -linkmode external -extldflags -static -X main.version=$(GATEWAY_VERSION)
+$(BUILD)/colibri-gateway: $(TEXT_LIB) $(shell find client/go -name '*.go' -o -name 'go.*' -o -name openapi.json)
+	@mkdir -p $(@D)
+	cd client/go && CGO_ENABLED=1 go build -trimpath -tags netgo,osusergo -ldflags '$(GATEWAY_LINK)' -o $(abspath $@) ./cmd/colibri-gateway
+gateway: $(BUILD)/colibri-gateway ## build/colibri-gateway: the HTTP gateway, one static binary
+
+gotest: $(TEXT_LIB) ## the Go tests, the golden bytes of the protocol among them
 	cd client/go && go vet ./... && go test -count=1 ./...
 
 # ---- checks ------------------------------------------------------------------------------------------------------
@@ -155,10 +179,21 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | awk 'NR <= 20'
 
 # ---- longer measurements -----------------------------------------------------------------------------------------
-.PHONY: bench overhead golden-full
+.PHONY: bench overhead faults soak golden-full
 OVERHEAD_ARGS ?= --rate 1000 --seconds 20
 overhead: python ## what the daemon itself costs: small requests in an open loop on a one-layer model [OVERHEAD_ARGS=…]
 	$(PY) loadtest/overhead.py $(OVERHEAD_ARGS)
+
+# The fault scenarios run on a really trained model of 3.8 million parameters.
+$(BUILD)/faults/tiny-%: | python
+	$(VENV)/bin/colibrid convert tests/fixtures/tiny $@ --format $*
+SCENARIO    ?= kill-workers
+FAULT_ARGS  ?= --count 200
+SOAK_ARGS   ?= --requests 20000 --aborts 0.1 --count 20
+faults: $(BUILD)/faults/tiny-q4 $(BUILD)/faults/tiny-q8 ## a fault again and again under load [SCENARIO=kill-workers reload … FAULT_ARGS='--count 200']
+	$(PY) loadtest/faults.py $(SCENARIO) --model $(BUILD)/faults/tiny-q4 --other-model $(BUILD)/faults/tiny-q8 $(FAULT_ARGS)
+soak: $(BUILD)/faults/tiny-q4 ## 20,000 requests, 10 % of them cancelled, with kills; nothing may be left [SOAK_ARGS=…]
+	$(PY) loadtest/faults.py soak --model $(BUILD)/faults/tiny-q4 $(SOAK_ARGS)
 
 BENCH_MODEL ?= $(BUILD)/demo/smollm2-moe-q4
 BENCH_ARGS  ?= --pairs 5 -t 2,1 -b 1,8,16

@@ -95,11 +95,13 @@ def make_model(folder: Path) -> Path:
 
 
 @contextmanager
-def daemon(model: Path, folder: Path, workers: int, threads: int) -> Iterator[tuple[Path, int]]:
-    """A running daemon: its socket and the supervisor's pid. It trusts this user, as it would a gateway's."""
+def daemon(model: Path, folder: Path, workers: int, threads: int, **more: object) -> Iterator[tuple[Path, int]]:
+    """A running daemon: its socket and the supervisor's pid. It trusts this user, as it would a gateway's. more: other
+    settings."""
     socket = folder / "s"
     settings = {"model": model, "socket": socket, "workers": workers, "threads": threads, "log-level": "warning",
                 "trusted-uids": os.getuid(), "queue-requests": QUEUE_REQUESTS, "queue-tokens": 1 << 20}
+    settings |= {name.replace("_", "-"): value for name, value in more.items()}
     process = subprocess.Popen([BIN / "colibrid", "serve", *(f"--{name}={value}" for name, value in settings.items())])
     try:
         subprocess.run([BIN / "colibri-client", "--socket", socket, "health", "--wait", "30"], check=True,

@@ -3,7 +3,9 @@
     python loadtest/sharing.py --model build/demo/smollm2-moe-q4
 
 All parts run in one daemon beside requests that may not use the cache: the figures are ratios of times in the same run,
-and counters. Without hits, rounds with and without the cache alternate; the ratio is the median over the pairs.
+and counters. Without hits, short rounds with and without the cache alternate. What is compared is the CPU time of the
+daemon's processes, which other processes disturb far less than the time on the clock; the ratio is the median over the
+pairs, with the interval in which 95 % of such medians lie when the pairs are drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import click
 import uvloop
 from colibri_client import AsyncClient
-from overhead import daemon
+from overhead import daemon, processes
 
 COLD = {"use": False}
 
@@ -64,33 +66,49 @@ async def all_at_once(client: AsyncClient, length: int, count: int) -> dict[str,
             "rows_without_sharing": count * (length + 16 + 3), "not_cached": sum(not n for _, n in answers)}
 
 
-async def no_hits(client: AsyncClient, pairs: int) -> dict[str, Any]:
+async def no_hits(client: AsyncClient, pids: list[int], pairs: int) -> dict[str, Any]:
     """Prompts that share nothing, in 16 streams."""
-    rng, ratios = random.Random(3), []
+    rng, cpu, clock = random.Random(3), [], []
 
-    async def round_of(use: bool) -> float:
+    async def round_of(use: bool) -> tuple[float, float]:
         asked = [prompts(rng, client, 240, 1)[0] for _ in range(16)]
-        begin = time.monotonic()
+        begin, used = time.monotonic(), cpu_seconds(pids)
         await asyncio.gather(*(client.complete(prompt, max_tokens=64, ignore_eos=True, cache={"use": use})
                                for prompt in asked))
-        return time.monotonic() - begin
+        return cpu_seconds(pids) - used, time.monotonic() - begin
 
+    await round_of(True)
     for pair in range(pairs):
         order = (True, False) if pair % 2 else (False, True)
-        seconds = {use: await round_of(use) for use in order}
-        ratios.append(seconds[True] / seconds[False])
+        spent = {use: await round_of(use) for use in order}
+        cpu.append(spent[True][0] / spent[False][0])
+        clock.append(spent[True][1] / spent[False][1])
     misses = sum(worker["kv_free_list_misses"] for worker in (await client.stats()).workers)
-    return {"time_ratio": statistics.median(ratios), "ratios": ratios, "free_list_misses": misses}
+    return {"cpu_ratio": statistics.median(cpu), "interval": interval(cpu), "cpu_ratios": cpu,
+            "time_ratio": statistics.median(clock), "time_ratios": clock, "free_list_misses": misses}
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Of all threads, the kernel's part included."""
+    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def interval(values: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % of the median, by drawing the values again."""
+    rng = random.Random(4)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
+    return medians[draws // 40], medians[-1 - draws // 40]
 
 
 async def rows(client: AsyncClient) -> float:
     return sum(worker["rows"] for worker in (await client.stats()).workers)
 
 
-async def measure(socket: Path, length: int, count: int, pairs: int) -> dict[str, Any]:
+async def measure(socket: Path, pids: list[int], length: int, count: int, pairs: int) -> dict[str, Any]:
     async with AsyncClient(str(socket)) as client:
         await ttft(client, [5] * 100, cache=COLD)
-        return {"no_hits": await no_hits(client, pairs), "one_by_one": await one_by_one(client, length, count),
+        return {"no_hits": await no_hits(client, pids, pairs), "one_by_one": await one_by_one(client, length, count),
                 "all_at_once": await all_at_once(client, length, count)}
 
 
@@ -102,8 +120,9 @@ def show(result: dict[str, Any], length: int, count: int) -> str:
         f"{one['ratio']:.1f}x",
         f"  all at once: last first token {many['last_ms']:.0f} ms, {many['ratio']:.2f}x one cold; "
         f"{many['rows_computed']:.0f} rows computed instead of {many['rows_without_sharing']}",
-        f"  no hits: time with the cache / without {none['time_ratio']:.4f} (median of {len(none['ratios'])} pairs); "
-        f"decode rows that waited for a slab: {none['free_list_misses']:.0f}",
+        f"  no hits: CPU time with the cache / without {none['cpu_ratio']:.4f} "
+        f"({none['interval'][0]:.4f} to {none['interval'][1]:.4f}, {len(none['cpu_ratios'])} pairs), "
+        f"time {none['time_ratio']:.4f}; decode rows that waited for a slab: {none['free_list_misses']:.0f}",
     ])
 
 
@@ -118,7 +137,8 @@ def show(result: dict[str, Any], length: int, count: int) -> str:
 def main(model: Path, length: int, count: int, pairs: int, workers: int, threads: int, as_json: bool) -> None:
     """Measure time to first token with a shared prompt."""
     with tempfile.TemporaryDirectory(prefix="colibri-") as name, daemon(model, Path(name), workers, threads) as running:
-        result = uvloop.run(measure(running[0], length, count, pairs))
+        socket, supervisor = running
+        result = uvloop.run(measure(socket, list(processes(supervisor).values()), length, count, pairs))
     click.echo(json.dumps(result, indent=1) if as_json else show(result, length, count))
 
 

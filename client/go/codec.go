@@ -2,6 +2,7 @@
 package colibri
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/binary"
 	"io"
@@ -23,12 +24,18 @@ type Floats []float32
 
 // Encode makes one frame, header included, in canonical form: the same bytes as the daemon's own encoder.
 func Encode(m Message, id uint64) []byte {
-	b := make([]byte, HeaderBytes, 64)
+	return Append(make([]byte, 0, 64), m, id)
+}
+
+// Append is Encode behind what is in b.
+func Append(b []byte, m Message, id uint64) []byte {
+	start := len(b)
+	b = append(b, make([]byte, HeaderBytes)...)
 	b = msgp.AppendArrayHeader(b, 3)
 	b = msgp.AppendUint64(b, m.Tag())
 	b = msgp.AppendUint64(b, id)
 	b = m.appendBody(b)
-	binary.BigEndian.PutUint32(b, uint32(len(b)-HeaderBytes))
+	binary.BigEndian.PutUint32(b[start:], uint32(len(b)-start-HeaderBytes))
 	return b
 }
 
@@ -77,42 +84,65 @@ func envelope(payload []byte) (tag, id uint64, body []byte, problem *ProtocolErr
 	return tag, id, body, nil
 }
 
-// FrameReader cuts a stream into payloads. It keeps one buffer, which grows with what arrives, not with what a header
-// announces.
+// FrameReader cuts a stream into payloads. It reads ahead, and what it keeps grows with what arrives, not with what a
+// header announces.
 type FrameReader struct {
-	r   io.Reader
-	max uint32
-	buf bytes.Buffer
+	r    *bufio.Reader
+	max  uint32
+	used int          // bytes of r that the last payload is in
+	big  bytes.Buffer // a payload that does not fit into r's buffer
 }
 
-// NewFrameReader reads from r, which should be buffered, frames of at most max bytes.
+const readAhead = 256 << 10 // the longest SCORES fit
+
+// NewFrameReader reads from r frames of at most max bytes.
 func NewFrameReader(r io.Reader, max uint32) *FrameReader {
-	return &FrameReader{r: r, max: max}
+	return &FrameReader{r: bufio.NewReaderSize(r, readAhead), max: max}
 }
 
 // Next gives the next payload, valid until the call after it. io.EOF: the stream ended between frames. A *ProtocolError
-// is a fault; any other error is the reader's.
+// is a fault, which is an io.ErrUnexpectedEOF if the stream ended within a frame; any other error is the reader's.
 func (f *FrameReader) Next() ([]byte, error) {
-	var header [HeaderBytes]byte
-	if n, err := io.ReadFull(f.r, header[:]); err != nil {
-		if n > 0 && err == io.ErrUnexpectedEOF {
-			return nil, fault(CodeProtocol, "the stream ends in the middle of a frame")
+	f.discard(f.used)
+	f.used = 0
+	header, err := f.r.Peek(HeaderBytes)
+	if err != nil {
+		if len(header) > 0 {
+			err = cut(err)
 		}
 		return nil, err
 	}
-	size := binary.BigEndian.Uint32(header[:])
+	size := binary.BigEndian.Uint32(header)
 	if size == 0 {
 		return nil, fault(CodeProtocol, "a frame of length 0; a payload has at least one byte")
 	}
 	if size > f.max {
 		return nil, fault(CodeFrameTooLarge, "a frame of %d bytes; at most %d are allowed", size, f.max)
 	}
-	f.buf.Reset()
-	if _, err := io.CopyN(&f.buf, f.r, int64(size)); err != nil {
-		if err == io.EOF {
-			return nil, fault(CodeProtocol, "the stream ends in the middle of a frame")
-		}
-		return nil, err
+	f.discard(HeaderBytes)
+	return f.payload(int(size))
+}
+
+func (f *FrameReader) payload(size int) ([]byte, error) {
+	if size <= f.r.Size() {
+		payload, err := f.r.Peek(size)
+		f.used = len(payload)
+		return payload, cut(err)
 	}
-	return f.buf.Bytes(), nil
+	f.big.Reset()
+	_, err := io.CopyN(&f.big, f.r, int64(size))
+	return f.big.Bytes(), cut(err)
+}
+
+// discard drops what has been peeked at, which cannot fail.
+func (f *FrameReader) discard(n int) { _, _ = f.r.Discard(n) }
+
+// cut is what an error within a frame means.
+func cut(err error) error {
+	if err != io.EOF {
+		return err
+	}
+	problem := fault(CodeProtocol, "the stream ends in the middle of a frame")
+	problem.err = io.ErrUnexpectedEOF
+	return problem
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"runtime"
+	"slices"
 	"testing"
 	"testing/iotest"
 )
@@ -100,8 +101,8 @@ func TestErrorsSayTheirCode(t *testing.T) {
 	}
 }
 
-// FuzzDecode: nothing panics, every error is a ProtocolError, and what is accepted is stable once it is canonical.
-func FuzzDecode(f *testing.F) {
+// FuzzMessages: nothing panics, every error is a ProtocolError, and what is accepted is stable once it is canonical.
+func FuzzMessages(f *testing.F) {
 	loaded := loadVectors(f)
 	for _, vector := range loaded.Messages {
 		f.Add(unhex(f, vector.Hex)[HeaderBytes:])
@@ -127,4 +128,49 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%x is not stable", data)
 		}
 	})
+}
+
+// FuzzFrames: however a stream is cut into reads, it gives the same payloads and the same end, and no more is kept than
+// what has arrived asks for.
+func FuzzFrames(f *testing.F) {
+	for _, vector := range loadVectors(f).Messages {
+		f.Add(unhex(f, vector.Hex), uint16(3))
+	}
+	f.Add([]byte{0, 0x10, 0, 0, 0x93}, uint16(1))
+	f.Fuzz(func(t *testing.T, stream []byte, piece uint16) {
+		whole, wholeErr := allFrames(t, bytes.NewReader(stream), len(stream))
+		cut, cutErr := allFrames(t, &pieces{stream, 1 + int(piece)}, len(stream))
+		if !slices.EqualFunc(whole, cut, bytes.Equal) || wholeErr.Error() != cutErr.Error() {
+			t.Errorf("%x, %v whole; %x, %v in pieces of %d", whole, wholeErr, cut, cutErr, 1+int(piece))
+		}
+	})
+}
+
+func allFrames(t *testing.T, r io.Reader, arrived int) (payloads [][]byte, err error) {
+	frames := NewFrameReader(r, FrameCeiling)
+	for {
+		payload, err := frames.Next()
+		if kept := frames.big.Cap(); kept > 4*arrived+readAhead {
+			t.Fatalf("%d bytes kept for %d that arrived", kept, arrived)
+		}
+		if err != nil {
+			return payloads, err
+		}
+		payloads = append(payloads, bytes.Clone(payload))
+	}
+}
+
+// pieces gives at most n bytes in each read.
+type pieces struct {
+	left []byte
+	n    int
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	if len(p.left) == 0 {
+		return 0, io.EOF
+	}
+	n := copy(b[:min(len(b), p.n)], p.left)
+	p.left = p.left[n:]
+	return n, nil
 }

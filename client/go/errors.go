@@ -1,6 +1,10 @@
 package colibri
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+	"time"
+)
 
 // Code is a permanent error number; messages_gen.go has them all.
 type Code uint64
@@ -44,6 +48,27 @@ func (m *Error) Error() string {
 	return fmt.Sprintf("%s: %s", Code(m.Code), m.Message)
 }
 
+// RetryAfter is the time to let pass before the same request is sent again; 0 if the daemon did not say.
+func (m *Error) RetryAfter() time.Duration {
+	if m.RetryAfterMS == nil {
+		return 0
+	}
+	return time.Duration(*m.RetryAfterMS) * time.Millisecond
+}
+
+// ErrClosed: the client was used after Close, or closed while the request was running.
+var ErrClosed = errors.New("the client is closed; make another one")
+
+// ConnectionError: no connection could be made, or the one with the request was lost and could not be replaced.
+type ConnectionError struct {
+	Message string // a sentence for people, with the remedy if there is one
+	Err     error  // what the system said, or nil
+}
+
+func (e *ConnectionError) Error() string { return e.Message }
+
+func (e *ConnectionError) Unwrap() error { return e.Err }
+
 // ProtocolError is what the peer did wrong, found on this side.
 type ProtocolError struct {
 	Code    Code
@@ -55,11 +80,15 @@ type ProtocolError struct {
 
 	// Fault: the stream is broken and the connection must be closed. Otherwise one message is bad and the rest is not.
 	Fault bool
+
+	err error
 }
 
 func (e *ProtocolError) Error() string {
 	return fmt.Sprintf("%s: %s", e.Code, e.Message)
 }
+
+func (e *ProtocolError) Unwrap() error { return e.err }
 
 // fault is a broken stream.
 func fault(code Code, format string, values ...any) *ProtocolError {

@@ -40,6 +40,13 @@ const (
 	TagBye             = 19  // BYE
 	TagScore           = 20  // SCORE
 	TagScores          = 21  // SCORES
+	TagAdminDrain      = 32  // ADMIN_DRAIN
+	TagAdminResume     = 33  // ADMIN_RESUME
+	TagAdminReload     = 34  // ADMIN_RELOAD
+	TagAdminEvict      = 35  // ADMIN_EVICT
+	TagAdminLogLevel   = 36  // ADMIN_LOG_LEVEL
+	TagAdminDump       = 37  // ADMIN_DUMP
+	TagAdminReply      = 40  // ADMIN_REPLY
 	TagModel           = 128 // MODEL
 )
 
@@ -125,6 +132,13 @@ var readers = map[uint64]func(*decoder) Message{
 	TagBye:             func(d *decoder) Message { return ptr(readBye(d)) },
 	TagScore:           func(d *decoder) Message { return ptr(readScore(d)) },
 	TagScores:          func(d *decoder) Message { return ptr(readScores(d)) },
+	TagAdminDrain:      func(d *decoder) Message { return ptr(readAdminDrain(d)) },
+	TagAdminResume:     func(d *decoder) Message { return ptr(readAdminResume(d)) },
+	TagAdminReload:     func(d *decoder) Message { return ptr(readAdminReload(d)) },
+	TagAdminEvict:      func(d *decoder) Message { return ptr(readAdminEvict(d)) },
+	TagAdminLogLevel:   func(d *decoder) Message { return ptr(readAdminLogLevel(d)) },
+	TagAdminDump:       func(d *decoder) Message { return ptr(readAdminDump(d)) },
+	TagAdminReply:      func(d *decoder) Message { return ptr(readAdminReply(d)) },
 	TagModel:           func(d *decoder) Message { return ptr(readModel(d)) },
 }
 
@@ -359,6 +373,96 @@ func appendCache(b []byte, m Cache) []byte {
 	return o.close()
 }
 
+// Receipt is a map in other messages: What the output is a function of: the same receipt and request give the same tokens.
+type Receipt struct {
+	// ModelInfo.id.
+	ModelID string `json:"model_id"`
+
+	// ModelInfo.fingerprint.
+	Fingerprint string `json:"fingerprint"`
+
+	// The one used.
+	Seed uint64 `json:"seed"`
+
+	// P.
+	Pinned uint64 `json:"pinned"`
+
+	// W.
+	Window uint64 `json:"window"`
+
+	// Position mode.
+	Positions string `json:"positions"`
+
+	// KV cache format.
+	KVFormat string `json:"kv_format"`
+
+	// After clipping to what fits.
+	MaxTokens uint64 `json:"max_tokens"`
+}
+
+// NewReceipt has the defaults of the protocol.
+func NewReceipt() Receipt {
+	return Receipt{
+		Positions: "cache",
+		KVFormat:  "f16",
+	}
+}
+
+func readReceipt(d *decoder) Receipt {
+	m := NewReceipt()
+	var seen uint64
+	for key := range d.fields() {
+		switch key {
+		case "model_id":
+			m.ModelID = d.text(256)
+			seen |= 1 << 0
+		case "fingerprint":
+			m.Fingerprint = d.text(256)
+			seen |= 1 << 1
+		case "seed":
+			m.Seed = d.uint(0, 18446744073709551615)
+			seen |= 1 << 2
+		case "pinned":
+			m.Pinned = d.uint(0, 9007199254740991)
+		case "window":
+			m.Window = d.uint(0, 9007199254740991)
+		case "positions":
+			m.Positions = d.text(256)
+		case "kv_format":
+			m.KVFormat = d.text(256)
+		case "max_tokens":
+			m.MaxTokens = d.uint(0, 9007199254740991)
+		default:
+			d.skip()
+		}
+	}
+	d.require(seen, "model_id", "fingerprint", "seed")
+	return m
+}
+
+func appendReceipt(b []byte, m Receipt) []byte {
+	o := openMap(b)
+	put(&o, "model_id", m.ModelID, msgp.AppendString)
+	put(&o, "fingerprint", m.Fingerprint, msgp.AppendString)
+	put(&o, "seed", m.Seed, appendUint)
+	if m.Pinned != 0 {
+		put(&o, "pinned", m.Pinned, appendUint)
+	}
+	if m.Window != 0 {
+		put(&o, "window", m.Window, appendUint)
+	}
+	if m.Positions != "cache" {
+		put(&o, "positions", m.Positions, msgp.AppendString)
+	}
+	if m.KVFormat != "f16" {
+		put(&o, "kv_format", m.KVFormat, msgp.AppendString)
+	}
+	if m.MaxTokens != 0 {
+		put(&o, "max_tokens", m.MaxTokens, appendUint)
+	}
+	return o.close()
+}
+
 // Resume is a map in other messages: Continue a stream whose connection was lost: output goes on after these tokens, with the same bits.
 type Resume struct {
 	// Tokens already received, in order.
@@ -366,6 +470,9 @@ type Resume struct {
 
 	// Seed of the first attempt.
 	Seed uint64 `json:"seed"`
+
+	// What made them, but for max_tokens; refused with MODEL_MISMATCH where that cannot be gone on with.
+	Receipt *Receipt `json:"receipt,omitempty"`
 }
 
 func readResume(d *decoder) Resume {
@@ -378,6 +485,8 @@ func readResume(d *decoder) Resume {
 			seen |= 1 << 0
 		case "seed":
 			m.Seed = d.uint(0, 18446744073709551615)
+		case "receipt":
+			m.Receipt = ptr(readReceipt(d))
 		default:
 			d.skip()
 		}
@@ -391,6 +500,9 @@ func appendResume(b []byte, m Resume) []byte {
 	put(&o, "tokens", m.Tokens, appendTokens)
 	if m.Seed != 0 {
 		put(&o, "seed", m.Seed, appendUint)
+	}
+	if m.Receipt != nil {
+		put(&o, "receipt", *m.Receipt, appendReceipt)
 	}
 	return o.close()
 }
@@ -516,96 +628,6 @@ func appendStopMatch(b []byte, m StopMatch) []byte {
 	return o.close()
 }
 
-// Receipt is a map in other messages: What the output is a function of: the same receipt and request give the same tokens.
-type Receipt struct {
-	// ModelInfo.id.
-	ModelID string `json:"model_id"`
-
-	// ModelInfo.fingerprint.
-	Fingerprint string `json:"fingerprint"`
-
-	// The one used.
-	Seed uint64 `json:"seed"`
-
-	// P.
-	Pinned uint64 `json:"pinned"`
-
-	// W.
-	Window uint64 `json:"window"`
-
-	// Position mode.
-	Positions string `json:"positions"`
-
-	// KV cache format.
-	KVFormat string `json:"kv_format"`
-
-	// After clipping to what fits.
-	MaxTokens uint64 `json:"max_tokens"`
-}
-
-// NewReceipt has the defaults of the protocol.
-func NewReceipt() Receipt {
-	return Receipt{
-		Positions: "cache",
-		KVFormat:  "f16",
-	}
-}
-
-func readReceipt(d *decoder) Receipt {
-	m := NewReceipt()
-	var seen uint64
-	for key := range d.fields() {
-		switch key {
-		case "model_id":
-			m.ModelID = d.text(256)
-			seen |= 1 << 0
-		case "fingerprint":
-			m.Fingerprint = d.text(256)
-			seen |= 1 << 1
-		case "seed":
-			m.Seed = d.uint(0, 18446744073709551615)
-			seen |= 1 << 2
-		case "pinned":
-			m.Pinned = d.uint(0, 9007199254740991)
-		case "window":
-			m.Window = d.uint(0, 9007199254740991)
-		case "positions":
-			m.Positions = d.text(256)
-		case "kv_format":
-			m.KVFormat = d.text(256)
-		case "max_tokens":
-			m.MaxTokens = d.uint(0, 9007199254740991)
-		default:
-			d.skip()
-		}
-	}
-	d.require(seen, "model_id", "fingerprint", "seed")
-	return m
-}
-
-func appendReceipt(b []byte, m Receipt) []byte {
-	o := openMap(b)
-	put(&o, "model_id", m.ModelID, msgp.AppendString)
-	put(&o, "fingerprint", m.Fingerprint, msgp.AppendString)
-	put(&o, "seed", m.Seed, appendUint)
-	if m.Pinned != 0 {
-		put(&o, "pinned", m.Pinned, appendUint)
-	}
-	if m.Window != 0 {
-		put(&o, "window", m.Window, appendUint)
-	}
-	if m.Positions != "cache" {
-		put(&o, "positions", m.Positions, msgp.AppendString)
-	}
-	if m.KVFormat != "f16" {
-		put(&o, "kv_format", m.KVFormat, msgp.AppendString)
-	}
-	if m.MaxTokens != 0 {
-		put(&o, "max_tokens", m.MaxTokens, appendUint)
-	}
-	return o.close()
-}
-
 // WorkerHealth is a map in other messages: One worker slot.
 type WorkerHealth struct {
 	// Index, from 0.
@@ -617,7 +639,7 @@ type WorkerHealth struct {
 	// Has running requests.
 	Busy bool `json:"busy"`
 
-	// Since its progress counter last moved, while busy.
+	// Since it last showed progress; idle, it does twice a second.
 	ProgressAgeMS float64 `json:"progress_age_ms"`
 
 	// Since the daemon started.
@@ -697,7 +719,7 @@ type Hello struct {
 	Client string `json:"client"`
 
 	// Shutting the sending side is not a disconnect.
-	HalfCloseOk bool `json:"half_close_ok"`
+	HalfCloseOK bool `json:"half_close_ok"`
 }
 
 func readHello(d *decoder) Hello {
@@ -716,7 +738,7 @@ func readHello(d *decoder) Hello {
 		case "client":
 			m.Client = d.text(256)
 		case "half_close_ok":
-			m.HalfCloseOk = d.flag()
+			m.HalfCloseOK = d.flag()
 		default:
 			d.skip()
 		}
@@ -735,8 +757,8 @@ func appendHello(b []byte, m Hello) []byte {
 	if m.Client != "" {
 		put(&o, "client", m.Client, msgp.AppendString)
 	}
-	if m.HalfCloseOk {
-		put(&o, "half_close_ok", m.HalfCloseOk, msgp.AppendBool)
+	if m.HalfCloseOK {
+		put(&o, "half_close_ok", m.HalfCloseOK, msgp.AppendBool)
 	}
 	return o.close()
 }
@@ -1082,6 +1104,9 @@ type TokensOut struct {
 
 	// So far, with echo_usage.
 	Usage *Usage `json:"usage,omitempty"`
+
+	// In the first TOKENS of a request: what makes it, as in WELCOME or MODEL.
+	Generation *uint64 `json:"generation,omitempty"`
 }
 
 func readTokensOut(d *decoder) TokensOut {
@@ -1106,6 +1131,8 @@ func readTokensOut(d *decoder) TokensOut {
 			m.CachedTokens = ptr(d.uint(0, 9007199254740991))
 		case "usage":
 			m.Usage = ptr(readUsage(d))
+		case "generation":
+			m.Generation = ptr(d.uint(0, 9007199254740991))
 		default:
 			d.skip()
 		}
@@ -1137,6 +1164,9 @@ func appendTokensOut(b []byte, m TokensOut) []byte {
 	}
 	if m.Usage != nil {
 		put(&o, "usage", *m.Usage, appendUsage)
+	}
+	if m.Generation != nil {
+		put(&o, "generation", *m.Generation, appendUint)
 	}
 	return o.close()
 }
@@ -2030,6 +2060,240 @@ func appendScores(b []byte, m Scores) []byte {
 func (m *Scores) Tag() uint64 { return TagScores }
 
 func (m *Scores) appendBody(b []byte) []byte { return appendScores(b, *m) }
+
+// AdminDrain is message 32, ADMIN_DRAIN (C→S): Take no new requests, tell clients GOAWAY, end what is left after drain_seconds; stay up, not ready.
+type AdminDrain struct{}
+
+func readAdminDrain(d *decoder) AdminDrain {
+	var m AdminDrain
+	for key := range d.fields() {
+		switch key {
+		default:
+			d.skip()
+		}
+	}
+	return m
+}
+
+func appendAdminDrain(b []byte, m AdminDrain) []byte {
+	o := openMap(b)
+	return o.close()
+}
+
+// Tag is 32.
+func (m *AdminDrain) Tag() uint64 { return TagAdminDrain }
+
+func (m *AdminDrain) appendBody(b []byte) []byte { return appendAdminDrain(b, *m) }
+
+// AdminResume is message 33, ADMIN_RESUME (C→S): Take requests again after ADMIN_DRAIN. Clients that were told GOAWAY have to connect anew.
+type AdminResume struct{}
+
+func readAdminResume(d *decoder) AdminResume {
+	var m AdminResume
+	for key := range d.fields() {
+		switch key {
+		default:
+			d.skip()
+		}
+	}
+	return m
+}
+
+func appendAdminResume(b []byte, m AdminResume) []byte {
+	o := openMap(b)
+	return o.close()
+}
+
+// Tag is 33.
+func (m *AdminResume) Tag() uint64 { return TagAdminResume }
+
+func (m *AdminResume) appendBody(b []byte) []byte { return appendAdminResume(b, *m) }
+
+// AdminReload is message 34, ADMIN_RELOAD (C→S): Read the configuration and the model again and go over to them; answered when that is done or has failed.
+type AdminReload struct {
+	// Replace dispatcher and KV pool too, even if nothing about them is new.
+	Everything bool `json:"everything"`
+}
+
+func readAdminReload(d *decoder) AdminReload {
+	var m AdminReload
+	for key := range d.fields() {
+		switch key {
+		case "everything":
+			m.Everything = d.flag()
+		default:
+			d.skip()
+		}
+	}
+	return m
+}
+
+func appendAdminReload(b []byte, m AdminReload) []byte {
+	o := openMap(b)
+	if m.Everything {
+		put(&o, "everything", m.Everything, msgp.AppendBool)
+	}
+	return o.close()
+}
+
+// Tag is 34.
+func (m *AdminReload) Tag() uint64 { return TagAdminReload }
+
+func (m *AdminReload) appendBody(b []byte) []byte { return appendAdminReload(b, *m) }
+
+// AdminEvict is message 35, ADMIN_EVICT (C→S): Drop cached prefixes. What running requests hold stays until they end, but is found by no other.
+type AdminEvict struct {
+	// Whose; absent: everybody's.
+	UID *uint64 `json:"uid,omitempty"`
+
+	// Of that user, only this tenant's; absent: what belongs to no tenant.
+	Tenant *string `json:"tenant,omitempty"`
+}
+
+func readAdminEvict(d *decoder) AdminEvict {
+	var m AdminEvict
+	for key := range d.fields() {
+		switch key {
+		case "uid":
+			m.UID = ptr(d.uint(0, 4294967295))
+		case "tenant":
+			m.Tenant = ptr(d.text(128))
+		default:
+			d.skip()
+		}
+	}
+	return m
+}
+
+func appendAdminEvict(b []byte, m AdminEvict) []byte {
+	o := openMap(b)
+	if m.UID != nil {
+		put(&o, "uid", *m.UID, appendUint)
+	}
+	if m.Tenant != nil {
+		put(&o, "tenant", *m.Tenant, msgp.AppendString)
+	}
+	return o.close()
+}
+
+// Tag is 35.
+func (m *AdminEvict) Tag() uint64 { return TagAdminEvict }
+
+func (m *AdminEvict) appendBody(b []byte) []byte { return appendAdminEvict(b, *m) }
+
+// AdminLogLevel is message 36, ADMIN_LOG_LEVEL (C→S): Least important messages that are logged from now on, by processes that are started later too.
+type AdminLogLevel struct {
+	// debug, info, warning or error.
+	Level string `json:"level"`
+
+	// Only these: supervisor, dispatcher, kvpool, worker, or one: worker 0.
+	Role *string `json:"role,omitempty"`
+}
+
+func readAdminLogLevel(d *decoder) AdminLogLevel {
+	var m AdminLogLevel
+	var seen uint64
+	for key := range d.fields() {
+		switch key {
+		case "level":
+			m.Level = d.text(16)
+			seen |= 1 << 0
+		case "role":
+			m.Role = ptr(d.text(64))
+		default:
+			d.skip()
+		}
+	}
+	d.require(seen, "level")
+	return m
+}
+
+func appendAdminLogLevel(b []byte, m AdminLogLevel) []byte {
+	o := openMap(b)
+	put(&o, "level", m.Level, msgp.AppendString)
+	if m.Role != nil {
+		put(&o, "role", *m.Role, msgp.AppendString)
+	}
+	return o.close()
+}
+
+// Tag is 36.
+func (m *AdminLogLevel) Tag() uint64 { return TagAdminLogLevel }
+
+func (m *AdminLogLevel) appendBody(b []byte) []byte { return appendAdminLogLevel(b, *m) }
+
+// AdminDump is message 37, ADMIN_DUMP (C→S): Ask for what the dispatcher knows: connections, requests, queue, workers, pools. Never tokens.
+type AdminDump struct{}
+
+func readAdminDump(d *decoder) AdminDump {
+	var m AdminDump
+	for key := range d.fields() {
+		switch key {
+		default:
+			d.skip()
+		}
+	}
+	return m
+}
+
+func appendAdminDump(b []byte, m AdminDump) []byte {
+	o := openMap(b)
+	return o.close()
+}
+
+// Tag is 37.
+func (m *AdminDump) Tag() uint64 { return TagAdminDump }
+
+func (m *AdminDump) appendBody(b []byte) []byte { return appendAdminDump(b, *m) }
+
+// AdminReply is message 40, ADMIN_REPLY (S→C): The outcome of an ADMIN message.
+type AdminReply struct {
+	// It was done.
+	OK bool `json:"ok"`
+
+	// Why not.
+	Error string `json:"error"`
+
+	// A JSON object as UTF-8, with what there is to tell.
+	Result []byte `json:"result"`
+}
+
+func readAdminReply(d *decoder) AdminReply {
+	var m AdminReply
+	var seen uint64
+	for key := range d.fields() {
+		switch key {
+		case "ok":
+			m.OK = d.flag()
+			seen |= 1 << 0
+		case "error":
+			m.Error = d.text(4096)
+		case "result":
+			m.Result = d.blob(1044480)
+		default:
+			d.skip()
+		}
+	}
+	d.require(seen, "ok")
+	return m
+}
+
+func appendAdminReply(b []byte, m AdminReply) []byte {
+	o := openMap(b)
+	put(&o, "ok", m.OK, msgp.AppendBool)
+	if m.Error != "" {
+		put(&o, "error", m.Error, msgp.AppendString)
+	}
+	if len(m.Result) > 0 {
+		put(&o, "result", m.Result, msgp.AppendBytes)
+	}
+	return o.close()
+}
+
+// Tag is 40.
+func (m *AdminReply) Tag() uint64 { return TagAdminReply }
+
+func (m *AdminReply) appendBody(b []byte) []byte { return appendAdminReply(b, *m) }
 
 // Model is message 128, MODEL (S→C): Another model is served from now on (after a reload). May be ignored.
 type Model struct {

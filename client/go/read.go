@@ -2,7 +2,6 @@ package colibri
 
 import (
 	"encoding/binary"
-	"fmt"
 	"iter"
 	"math"
 	"slices"
@@ -94,18 +93,26 @@ func read[T any](d *decoder, what string, from func([]byte) (T, []byte, error)) 
 }
 
 func (d *decoder) uint(least, most uint64) uint64 {
-	value, ok := read(d, fmt.Sprintf("an integer from %d to %d", least, most), msgp.ReadUint64Bytes)
-	if ok && (value < least || value > most) {
-		d.bad("is %d; it must be from %d to %d", value, least, most)
-	}
-	return value
+	return within(d, least, most, msgp.ReadUint64Bytes)
 }
 
 func (d *decoder) int(least, most int64) int64 {
-	value, ok := read(d, fmt.Sprintf("an integer from %d to %d", least, most), msgp.ReadInt64Bytes)
-	if ok && (value < least || value > most) {
+	return within(d, least, most, msgp.ReadInt64Bytes)
+}
+
+// within reads an integer in [least, most].
+func within[T int64 | uint64](d *decoder, least, most T, from func([]byte) (T, []byte, error)) (value T) {
+	if d.err != nil {
+		return value
+	}
+	value, rest, err := from(d.b)
+	switch {
+	case err != nil:
+		d.bad("must be an integer from %d to %d", least, most)
+	case value < least || value > most:
 		d.bad("is %d; it must be from %d to %d", value, least, most)
 	}
+	d.b = rest
 	return value
 }
 

@@ -1,6 +1,7 @@
 package colibri
 
 import (
+	"bytes"
 	"encoding/binary"
 	"strconv"
 	"unicode/utf8"
@@ -170,43 +171,77 @@ func checkValue(b []byte, field string) ([]byte, *ProtocolError) {
 
 func checkMap(b []byte, field string) ([]byte, *ProtocolError) {
 	n, rest, _ := msgp.ReadMapHeaderBytes(b)
-	seen := make(map[string]struct{}, n) // n is at most MaxMap
+	var few [16]mapKey
+	seen := few[:0] // n is at most MaxMap: comparing each with each is cheap
 	for ; n > 0; n-- {
-		key, ok := keyText(rest)
+		key, ok := keyOf(rest)
 		if !ok {
 			return nil, invalid("body", "has a key that is neither text nor an integer")
 		}
-		if _, twice := seen[key]; twice {
-			return nil, invalid(key[1:], "is there twice")
+		for _, other := range seen {
+			if key.equal(other) {
+				return nil, invalid(key.String(), "is there twice")
+			}
 		}
-		seen[key] = struct{}{}
+		seen = append(seen, key)
 		value, err := checkValue(rest, field)
 		if err != nil {
 			return nil, err
 		}
-		inside := field
-		if field == "body" {
-			inside = key[1:]
-		}
-		if rest, err = checkValue(value, inside); err != nil {
+		if rest, err = checkInside(value, key, field); err != nil {
 			return nil, err
 		}
 	}
 	return rest, nil
 }
 
-// keyText is a key as text, behind a letter for its type.
-func keyText(b []byte) (string, bool) {
+// checkInside is checkValue for the value of a key. Most values are scalars, whose field need not be named.
+func checkInside(b []byte, key mapKey, field string) ([]byte, *ProtocolError) {
+	if field == "body" {
+		switch msgp.NextType(b) {
+		case msgp.StrType, msgp.ArrayType, msgp.MapType:
+			field = key.String()
+		}
+	}
+	return checkValue(b, field)
+}
+
+// mapKey is a text or an integer.
+type mapKey struct {
+	isText   bool
+	text     []byte
+	number   uint64
+	negative bool
+}
+
+func (k mapKey) equal(other mapKey) bool {
+	return k.isText == other.isText && bytes.Equal(k.text, other.text) && k.number == other.number &&
+		k.negative == other.negative
+}
+
+func (k mapKey) String() string {
+	switch {
+	case k.isText:
+		return string(k.text)
+	case k.negative:
+		return strconv.FormatInt(int64(k.number), 10)
+	}
+	return strconv.FormatUint(k.number, 10)
+}
+
+// keyOf reads the key at b; it stays part of b.
+func keyOf(b []byte) (key mapKey, ok bool) {
 	switch msgp.NextType(b) {
 	case msgp.StrType:
-		text, _, _ := msgp.ReadStringZC(b)
-		return "t" + string(text), true
+		key.isText = true
+		key.text, _, _ = msgp.ReadStringZC(b)
 	case msgp.UintType:
-		n, _, _ := msgp.ReadUint64Bytes(b)
-		return "i" + strconv.FormatUint(n, 10), true
+		key.number, _, _ = msgp.ReadUint64Bytes(b)
 	case msgp.IntType:
 		n, _, _ := msgp.ReadInt64Bytes(b)
-		return "i" + strconv.FormatInt(n, 10), true
+		key.number, key.negative = uint64(n), n < 0
+	default:
+		return key, false
 	}
-	return "", false
+	return key, true
 }

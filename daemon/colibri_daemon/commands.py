@@ -15,9 +15,10 @@ from .common.settings import Settings, click_options
 def serve(settings: Settings) -> None:
     """Serve a model on a Unix socket, in the foreground.
 
-    SIGTERM or Ctrl-C lets live requests finish for drain_seconds and stops; again: stops now. Exit codes: 0 stopped,
-    2 configuration refused, 3 a process failed to start five times in a row, 4 the model cannot be loaded, 5 the socket
-    cannot be used, 6 a weight file was changed in place, 70 a fault of ours.
+    SIGTERM or Ctrl-C lets live requests finish for drain_seconds and stops; again: stops now. SIGHUP reads the
+    configuration and the model again and goes over to them, with nothing dropped. Exit codes: 0 stopped, 2
+    configuration refused, 3 a process failed to start five times in a row, 4 the model cannot be loaded, 5 a socket
+    cannot be used, 70 a fault of ours.
     """
     if settings.model is None:
         click.echo("error: model: is not set; give --model DIR, or model = \"DIR\" in the configuration file", err=True)

@@ -15,6 +15,13 @@ from .framing import Framer
 from .limits import FEATURES, HEADER_BYTES, MAX_FRAME, PROTOCOL_VERSION
 from .message import BOTH, CLIENT, IGNORABLE, MESSAGES, SERVER, Message
 from .messages import (
+    AdminDrain,
+    AdminDump,
+    AdminEvict,
+    AdminLogLevel,
+    AdminReload,
+    AdminReply,
+    AdminResume,
     Bye,
     Cancel,
     Credit,
@@ -60,7 +67,8 @@ class Event(NamedTuple):
 REQUESTS = frozenset({Generate, Score, TokenCheck})  # an id is live from one of these ...
 ENDS = frozenset({Done, Error, TokenCheckReply})  # ... to one of these
 ABOUT_LIVE = frozenset({TokensOut, Scores, Done, TokenCheckReply})  # only with a live id
-ABOUT_REQUEST = REQUESTS | ABOUT_LIVE | {Cancel, Credit}  # never with id 0
+ADMIN = frozenset({AdminDrain, AdminResume, AdminReload, AdminEvict, AdminLogLevel, AdminDump, AdminReply})
+ABOUT_REQUEST = REQUESTS | ABOUT_LIVE | {Cancel, Credit} | ADMIN  # never with id 0
 ABOUT_CONNECTION = frozenset({Hello, Welcome, GoAway, Bye, Model})  # always with id 0; all others: as the sender likes
 
 

@@ -159,3 +159,8 @@ def struct(cls: type) -> Any:
 
 def nested(made: type) -> Nested:
     return Nested(made)
+
+
+def messages_by_tag() -> list[type[Message]]:
+    """All there are."""
+    return [MESSAGES[tag] for tag in sorted(MESSAGES)]

@@ -6,6 +6,15 @@ itself have id 0. Each accepted GENERATE or SCORE gets exactly one DONE or ERROR
 
 from __future__ import annotations
 
+from .admin_messages import (  # noqa: F401 - whoever imports this file has all messages
+    AdminDrain,
+    AdminDump,
+    AdminEvict,
+    AdminLogLevel,
+    AdminReload,
+    AdminReply,
+    AdminResume,
+)
 from .kinds import U32, U53, U64, BiasMap, Blob, CountMap, Flag, Float, Floats, Int, ListOf, Text, Tokens
 from .limits import (
     DEFAULT_DEADLINE_MS,
@@ -90,11 +99,27 @@ class Cache:
 
 
 @struct
+class Receipt:
+    """What the output is a function of: the same receipt and request give the same tokens."""
+
+    model_id: str = required(Text(), "ModelInfo.id.")
+    fingerprint: str = required(Text(), "ModelInfo.fingerprint.")
+    seed: int = required(Int(0, U64), "The one used.")
+    pinned: int = optional(COUNT, "P.", 0)
+    window: int = optional(COUNT, "W.", 0)
+    positions: str = optional(Text(), "Position mode.", "cache")
+    kv_format: str = optional(Text(), "KV cache format.", "f16")
+    max_tokens: int = optional(COUNT, "After clipping to what fits.", 0)
+
+
+@struct
 class Resume:
     """Continue a stream whose connection was lost: output goes on after these tokens, with the same bits."""
 
     tokens: bytes = required(Tokens(), "Tokens already received, in order.")
     seed: int = optional(Int(0, U64), "Seed of the first attempt.", 0)
+    receipt: Receipt | None = optional(nested(Receipt), "What made them, but for max_tokens; refused with "
+                                       "MODEL_MISMATCH where that cannot be gone on with.")
 
 
 @message(3, "GENERATE", CLIENT)
@@ -160,6 +185,7 @@ class TokensOut:
     step: int = optional(COUNT, "Step of the worker that produced the last of them.", 0)
     cached_tokens: int | None = optional(COUNT, "In the first TOKENS of a request: prompt tokens found cached.")
     usage: Usage | None = optional(nested(Usage), "So far, with echo_usage.")
+    generation: int | None = optional(COUNT, "In the first TOKENS of a request: what makes it, as in WELCOME or MODEL.")
 
 
 @struct
@@ -168,20 +194,6 @@ class StopMatch:
 
     kind: str = required(Text(), "eos, id or sequence.")
     value: int = required(COUNT, "The token id, or the index in stop_seqs.")
-
-
-@struct
-class Receipt:
-    """What the output is a function of: the same receipt and request give the same tokens."""
-
-    model_id: str = required(Text(), "ModelInfo.id.")
-    fingerprint: str = required(Text(), "ModelInfo.fingerprint.")
-    seed: int = required(Int(0, U64), "The one used.")
-    pinned: int = optional(COUNT, "P.", 0)
-    window: int = optional(COUNT, "W.", 0)
-    positions: str = optional(Text(), "Position mode.", "cache")
-    kv_format: str = optional(Text(), "KV cache format.", "f16")
-    max_tokens: int = optional(COUNT, "After clipping to what fits.", 0)
 
 
 @message(6, "DONE", SERVER)
@@ -256,7 +268,8 @@ class WorkerHealth:
     slot: int = required(COUNT, "Index, from 0.")
     up: bool = optional(Flag(), "Loaded and taking requests.", False)
     busy: bool = optional(Flag(), "Has running requests.", False)
-    progress_age_ms: float = optional(Float(0, 1e12), "Since its progress counter last moved, while busy.", 0.0)
+    progress_age_ms: float = optional(Float(0, 1e12), "Since it last showed progress; idle, it does twice a second.",
+                                      0.0)
     restarts: int = optional(COUNT, "Since the daemon started.", 0)
     pid: int = optional(COUNT, "0 when it is down.", 0)
     resident_bytes: int = optional(COUNT, "Proportional set size.", 0)

@@ -130,11 +130,23 @@ static colibri_status_t join(char *path, const char *folder, const char *name, s
     return COLIBRI_OK;
 }
 
-static colibri_status_t map_file(const char *folder, uint32_t flags, const entry_t *e, colibri_map_t *map,
+/* Where the files come from: the folder, or, if there is a list, descriptors. */
+typedef struct source {
+    const char *folder;
+    const colibri_host_file_t *opened;
+    uint32_t n_opened;
+} source_t;
+
+static colibri_status_t map_file(const source_t *from, uint32_t flags, const entry_t *e, colibri_map_t *map,
                                  colibri_error_t *err) {
     char path[PATH_SIZE];
-    colibri_status_t status = join(path, folder, e->name, e->name_size, err);
-    return status ? status : colibri_map_open(path, flags, e->bytes, map, err);
+    colibri_status_t status = join(path, from->folder, e->name, e->name_size, err);
+    if (status) return status;
+    if (!from->opened) return colibri_map_open(path, flags, e->bytes, map, err);
+    for (uint32_t i = 0; i < from->n_opened; i++)
+        if (is(e->name, e->name_size, from->opened[i].name))
+            return colibri_map_fd(from->opened[i].fd, path, flags, e->bytes, map, err);
+    return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: is not among the open files", path);
 }
 
 static void unmap_all(colibri_host_model_t *model) {
@@ -147,19 +159,18 @@ static void fill_buffer(colibri_buffer_t *b, const colibri_map_t *map) {
                             .size = map->size, .alignment = COLIBRI_ALIGNMENT, .ref_count = 1};
 }
 
-colibri_status_t colibri_host_load(const char *folder, uint32_t flags, colibri_host_model_t *model,
-                                   colibri_error_t *err) {
+static colibri_status_t load(const source_t *from, uint32_t flags, colibri_host_model_t *model, colibri_error_t *err) {
     *model = (colibri_host_model_t){0};
-    if (!folder) return host_fail(err, COLIBRI_INVALID_ARGUMENT, "colibri_host_load: no folder");
+    if (!from->folder) return host_fail(err, COLIBRI_INVALID_ARGUMENT, "colibri_host_load: no folder");
     entry_t entries[COLIBRI_HOST_FILES], manifest = {"manifest.json", 13, COLIBRI_MAP_ANY_SIZE};
-    colibri_status_t status = map_file(folder, 0, &manifest, &model->maps[0], err);
+    colibri_status_t status = map_file(from, 0, &manifest, &model->maps[0], err);
     if (status) return status;
     model->manifest = model->maps[0].data, model->manifest_size = model->maps[0].size;
     int count = find_files(model->manifest, model->manifest_size, entries);
     if (count < 0)
-        status = host_fail(err, COLIBRI_MANIFEST, "%.180s/manifest.json: no usable \"files\" list", folder);
+        status = host_fail(err, COLIBRI_MANIFEST, "%.180s/manifest.json: no usable \"files\" list", from->folder);
     for (int i = 0; !status && i < count; i++) {
-        status = map_file(folder, flags, &entries[i], &model->maps[i + 1], err);
+        status = map_file(from, flags, &entries[i], &model->maps[i + 1], err);
         if (!status) fill_buffer(&model->buffers[i], &model->maps[i + 1]);
     }
     if (status) {
@@ -168,6 +179,17 @@ colibri_status_t colibri_host_load(const char *folder, uint32_t flags, colibri_h
     }
     model->weights = model->buffers, model->n_weights = (uint32_t)count;
     return COLIBRI_OK;
+}
+
+colibri_status_t colibri_host_load(const char *folder, uint32_t flags, colibri_host_model_t *model,
+                                   colibri_error_t *err) {
+    return load(&(source_t){folder, NULL, 0}, flags, model, err);
+}
+
+colibri_status_t colibri_host_load_opened(const char *folder, const colibri_host_file_t *opened, uint32_t n_opened,
+                                          uint32_t flags, colibri_host_model_t *model, colibri_error_t *err) {
+    static const colibri_host_file_t none;
+    return load(&(source_t){folder, opened ? opened : &none, opened ? n_opened : 0}, flags, model, err);
 }
 
 colibri_status_t colibri_host_unload(colibri_host_model_t *model, colibri_error_t *err) {

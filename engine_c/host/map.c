@@ -97,20 +97,13 @@ static int populate(const void *data, size_t size, size_t page) {
     return 0;
 }
 
-/* Opens path for reading; O_NONBLOCK so that a FIFO is refused instead of waited for. */
-static int open_regular(const char *path, struct stat *st, colibri_error_t *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0 || fstat(fd, st)) {
-        host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: cannot open: %s", path, strerror(errno));
-    } else if (S_ISDIR(st->st_mode)) {
-        host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: is a directory; a file is expected", path);
-    } else if (!S_ISREG(st->st_mode)) {
-        host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: not a regular file", path);
-    } else {
-        return fd;
-    }
-    if (fd >= 0) close(fd);
-    return -1;
+static colibri_status_t check_regular(int fd, const char *path, struct stat *st, colibri_error_t *err) {
+    if (fstat(fd, st))
+        return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: cannot open: %s", path, strerror(errno));
+    if (S_ISDIR(st->st_mode))
+        return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: is a directory; a file is expected", path);
+    if (!S_ISREG(st->st_mode)) return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: not a regular file", path);
+    return COLIBRI_OK;
 }
 
 static colibri_status_t check_size(const char *path, uint64_t size, uint64_t expected, colibri_error_t *err) {
@@ -124,8 +117,8 @@ static colibri_status_t check_size(const char *path, uint64_t size, uint64_t exp
                      (unsigned long long)size, (unsigned long long)expected);
 }
 
-static colibri_status_t map_fd(int fd, const char *path, uint64_t size, uint32_t flags, colibri_map_t *map,
-                               colibri_error_t *err) {
+static colibri_status_t map_whole(int fd, const char *path, uint64_t size, uint32_t flags, colibri_map_t *map,
+                                  colibri_error_t *err) {
     void *data = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED)
         return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: cannot map: %s", path, strerror(errno));
@@ -146,16 +139,24 @@ static colibri_status_t map_fd(int fd, const char *path, uint64_t size, uint32_t
     return COLIBRI_OK;
 }
 
+colibri_status_t colibri_map_fd(int fd, const char *path, uint32_t flags, uint64_t expected, colibri_map_t *map,
+                                colibri_error_t *err) {
+    *map = (colibri_map_t){0};
+    if (!path || (flags & ~(uint32_t)KNOWN_FLAGS))
+        return host_fail(err, COLIBRI_INVALID_ARGUMENT, "colibri_map: no path or unknown flags %#x", flags);
+    struct stat st;
+    colibri_status_t status = check_regular(fd, path, &st, err);
+    if (!status) status = check_size(path, (uint64_t)st.st_size, expected, err);
+    return status ? status : map_whole(fd, path, (uint64_t)st.st_size, flags, map, err);
+}
+
 colibri_status_t colibri_map_open(const char *path, uint32_t flags, uint64_t expected, colibri_map_t *map,
                                   colibri_error_t *err) {
     *map = (colibri_map_t){0};
-    if (!path || (flags & ~(uint32_t)KNOWN_FLAGS))
-        return host_fail(err, COLIBRI_INVALID_ARGUMENT, "colibri_map_open: no path or unknown flags %#x", flags);
-    struct stat st;
-    int fd = open_regular(path, &st, err);
-    if (fd < 0) return COLIBRI_INVALID_ARGUMENT;
-    colibri_status_t status = check_size(path, (uint64_t)st.st_size, expected, err);
-    if (!status) status = map_fd(fd, path, (uint64_t)st.st_size, flags, map, err);
+    if (!path) return host_fail(err, COLIBRI_INVALID_ARGUMENT, "colibri_map_open: no path");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* a FIFO must not be waited for */
+    if (fd < 0) return host_fail(err, COLIBRI_INVALID_ARGUMENT, "%.180s: cannot open: %s", path, strerror(errno));
+    colibri_status_t status = colibri_map_fd(fd, path, flags, expected, map, err);
     close(fd);
     return status;
 }

@@ -7,7 +7,7 @@
  *     ... colibri_unload(model), then colibri_host_unload(&m) ...
  *
  * Advice (huge pages, no core dumps, NUMA placement) is best effort: a kernel that refuses it costs speed, not
- * correctness. A file must not change while it is mapped; one that shrinks raises SIGBUS on the next touch.
+ * correctness. A file must not change while it is mapped; one that shrinks raises SIGBUS on the next touch (fault.h).
  */
 #ifndef COLIBRI_MAP_H
 #define COLIBRI_MAP_H
@@ -35,6 +35,9 @@ typedef struct colibri_map {
  * unreadable, a directory, empty) or BUFFER_TOO_SMALL / TENSOR (truncated / longer than expected); *map is zeroed. */
 colibri_status_t colibri_map_open(const char *path, uint32_t flags, uint64_t expected, colibri_map_t *map,
                                   colibri_error_t *err);
+/* The same for a file that is open for reading; path is for messages. fd stays the caller's and is not needed after. */
+colibri_status_t colibri_map_fd(int fd, const char *path, uint32_t flags, uint64_t expected, colibri_map_t *map,
+                                colibri_error_t *err);
 void colibri_map_close(colibri_map_t *map); /* a zeroed map is allowed */
 
 typedef struct colibri_host_model {
@@ -51,6 +54,15 @@ typedef struct colibri_host_model {
  * model must not move afterwards (weights points into it). On failure nothing stays mapped. */
 colibri_status_t colibri_host_load(const char *folder, uint32_t flags, colibri_host_model_t *model,
                                    colibri_error_t *err);
+/* The same for files that are open already, whatever the folder has under their names by now. Each file that is needed
+ * must be in opened[n_opened]; folder is for messages. The descriptors stay the caller's and are not needed after. */
+typedef struct colibri_host_file {
+    const char *name; /* such as "manifest.json" */
+    int32_t fd;
+    uint32_t reserved;
+} colibri_host_file_t;
+colibri_status_t colibri_host_load_opened(const char *folder, const colibri_host_file_t *opened, uint32_t n_opened,
+                                          uint32_t flags, colibri_host_model_t *model, colibri_error_t *err);
 /* Unmaps everything. Every buffer's ref_count must be back at 1: a model that still uses them is
  * COLIBRI_INVALID_ARGUMENT and nothing is unmapped. */
 colibri_status_t colibri_host_unload(colibri_host_model_t *model, colibri_error_t *err);

@@ -212,9 +212,11 @@ static void pin(worker_t *w) {
 }
 
 static int start_workers(colibri_pool_t *p, uint32_t count, uint32_t flags) {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP}; /* strike whoever is at fault */
+    sigset_t others, old;
+    sigfillset(&others);
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) sigdelset(&others, faults[i]);
+    pthread_sigmask(SIG_SETMASK, &others, &old);
     int e = 0;
     while (!e && p->n_workers < count) {
         worker_t *w = &p->workers[p->n_workers];

@@ -11,7 +11,7 @@
  *                 that waits for a lane's last task.
  * Concurrency.    Any thread may call run at any time: while one job is running, another caller (or a task that calls
  *                 run itself) does its own job alone. In a forked child run works, done by the caller alone.
- * Signals.        Worker threads block all signals.
+ * Signals.        Worker threads block all signals but those of faults, so that handlers of these work in them too.
  */
 #ifndef COLIBRI_POOL_H
 #define COLIBRI_POOL_H

@@ -122,7 +122,8 @@ async def test_many_at_once_compute_a_prompt_once(models: Models, engine: Engine
     assert sorted(a.usage.cached for a in answers) == [0] + [448] * 31
 
 
-async def test_no_marker_ever_crosses(models: Models, engine: Engine) -> None:
+@pytest.mark.parametrize("requests", [400, pytest.param(2000, marks=pytest.mark.full)])
+async def test_no_marker_ever_crosses(models: Models, engine: Engine, requests: int) -> None:
     """Sessions of many tenants with the same system prompt and a marker of their own, a tenth of them aborted."""
     rng, system = random.Random(3), text(19, 200)
     prompts = [system + [3 + i] * 8 + text(200 + i, 60) for i in range(64)]
@@ -144,7 +145,7 @@ async def test_no_marker_ever_crosses(models: Models, engine: Engine) -> None:
 
     with Daemon(models.tiny("q4"), workers=2, threads=1, trusted_uids="0", kv_bytes="24M") as daemon:
         async with AsyncClient(daemon.socket) as client:
-            await asyncio.gather(*(one(client, rng.randrange(64)) for _ in range(400)))
+            await asyncio.gather(*(one(client, rng.randrange(64)) for _ in range(requests)))
             stats = await client.stats()
     assert not stats.counters.get('prefix_cache_rejects_total{reason="token_mismatch"}')
     assert stats.counters["prefix_cache_hits_total"] > 0

@@ -143,7 +143,7 @@ class Acts(World):
         if fault:
             self.content[self.choose(SLABS)] = SCRIBBLE
             self.is_exact = False
-        self.die(self.one_of(list(self.peers)), fault)
+        self.die(self.one_of(list(self.peers)), self.now - self.choose(20) if fault else None)
 
     def pool_dies(self) -> None:
         """Perhaps in the middle of a commit."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from colibri_daemon.common import ipc
 from colibri_daemon.common.job import Job
+from colibri_daemon.kvpool import server
 from colibri_daemon.kvpool.slabs import State
 from colibri_engine import Engine
 from fixtures.models import Models
@@ -144,7 +145,9 @@ def scribble(w: Dispatcher, slabs: list[int]) -> None:
 
 
 @pytest.mark.parametrize("size", SLABS)
-def test_what_a_dead_worker_has_written_over_is_not_used(engine: Engine, size: int) -> None:
+def test_what_a_dead_worker_has_written_over_is_not_used(engine: Engine, size: int,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SUSPECT_SECONDS", 0.0)  # all of it was committed before
     prefix = text(engine, 1, 400)
     with worker(engine.path, slab_tokens=size) as w:
         run(engine, w, 1, job(prefix, max_tokens=1))
@@ -157,8 +160,10 @@ def test_what_a_dead_worker_has_written_over_is_not_used(engine: Engine, size: i
 
 
 @pytest.mark.parametrize("neighbours", [0, 3])
-def test_a_running_request_whose_slabs_are_damaged_is_computed_again(engine: Engine, neighbours: int) -> None:
+def test_a_running_request_whose_slabs_are_damaged_is_computed_again(engine: Engine, neighbours: int,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """While it is paused, so that no token can be made of them before anybody knows."""
+    monkeypatch.setattr(server, "SUSPECT_SECONDS", 0.0)
     prefix = text(engine, 1, 600)
     jobs = {key: job(prefix, text(engine, key, 3), max_tokens=60) for key in range(1, 2 + neighbours)}
     with worker(engine.path, slab_tokens=16) as w:

@@ -20,6 +20,7 @@ from colibri_daemon.kvpool.slabs import State
 T, SLABS = 2, 16
 IDENTITY = b"model"
 SCRIBBLE = ("scribble",)  # contents of a slab that somebody has, or had, for writing
+TAINTED = ("tainted",)  # may have been computed from damage: its CRC is right, and nobody may get it
 Holds = dict[int, int]  # ordinal -> slab
 
 
@@ -81,6 +82,8 @@ class World:
         self.content: dict[int, tuple[Any, ...]] = {}
         self.findable: set[int] = set()  # slabs written by a request that uses the cache
         self.quarantined: set[int] = set()
+        self.committed: dict[int, float] = {}  # when
+        self.unverified: set[WorkerId] = set()  # of the silent
         self.now = 0.0
         self.options = {"hash_bits": hash_bits, "ghosts": ghosts}
         self.policy = policy
@@ -183,7 +186,10 @@ class World:
         held, job = self.peers[worker].held[key], self.jobs[key]
         slab = held[ordinal]
         done = self.pool.commit(worker, key, ordinal, slab, job.packed(ordinal), slab, self.now)
-        if job.use:
+        self.committed[slab] = self.now
+        if self.pool.workers[worker].verifying:
+            self.content[slab] = TAINTED
+        elif job.use:
             self.findable.add(slab)
         assert done.released == sorted(set(held) - job.in_view(ordinal * T, ordinal * T + T))
         for gone in done.released:
@@ -202,20 +208,45 @@ class World:
 
     # ---- deaths ------------------------------------------------------------------------------------------------------
 
-    def die(self, worker: WorkerId, fault: bool) -> None:
+    def die(self, worker: WorkerId, since: float | None = None) -> None:
+        """since: from when on what was written is suspect, after a fault."""
         peer = self.peers.pop(worker)
         if worker in self.silent:
             self.silent.remove(worker)
-        woken = self.pool.worker_dead(worker, fault, self.now)
+        if since is not None:
+            self.suspect(since)
+        woken = self.pool.worker_dead(worker, self.now)
         for key in peer.held:
             if self.latest.get(key) == worker and key not in self.dropped:
                 self.orphans[key] = peer.held[key]
         self.woken(woken)
-        for other in self.speaking if fault else []:
-            verify = self.pool.to_verify(other)
-            assert all(slab == crc for slab, crc in verify)
-            for key in list(self.peers[other].held):
-                self.report(other, key, [slab for slab, _ in verify])
+        for other in self.speaking if since is not None else []:
+            told, peer = self.pool.to_verify(other), self.peers[other]
+            late = next((key for key in peer.held if peer.leased), None)
+            if late is not None:  # a commit was on its way
+                self.commit(other, late, self.write(other, late, min(peer.leased)))
+            self.verify(other, told, late)
+
+    def suspect(self, since: float) -> None:
+        self.pool.suspect(since)
+        tainted = {slab for slab, when in self.committed.items() if when >= since} - self.leased() - self.quarantined
+        self.content |= dict.fromkeys(tainted, TAINTED)
+        self.findable -= tainted
+        self.unverified = set(self.silent)
+
+    def verify(self, worker: WorkerId, told: list[tuple[int, int | None]], late: int | None) -> None:
+        """Requests with a slab that is not to be used, or with a late commit, leave to try again."""
+        peer = self.peers[worker]
+        assert all(crc in (None, slab) for slab, crc in told)
+        lost = {slab for slab, crc in told if crc is None}
+        for key in list(peer.held):
+            slabs = set(peer.held[key].values())
+            if key == late or slabs & lost:
+                self.release(worker, key)
+            else:
+                assert not any(self.content[slab] == TAINTED for slab in slabs)
+                self.report(worker, key, [slab for slab, _ in told])
+        self.pool.verified(worker)
 
     def report(self, worker: WorkerId, key: int, slabs: list[int]) -> None:
         """A worker has checked CRCs. A request whose slabs do not match leaves, to try again."""
@@ -245,12 +276,17 @@ class World:
         self.pool.declare(worker, peer.leased, held, self.now)
         self.silent.remove(worker)
         self.latest |= dict.fromkeys(peer.held, worker)
+        self.orphans = {key: holds for key, holds in self.orphans.items() if key not in peer.held}
+        told = self.pool.to_verify(worker) if worker in self.unverified else None
         unanswered, peer.unanswered = peer.unanswered, None
         waiting, peer.waiting = peer.waiting, []
         if unanswered:
             self.commit(worker, *unanswered)
         for key in waiting:
             self.attach(worker, key)
+        if told is not None:
+            self.unverified.remove(worker)
+            self.verify(worker, told, unanswered[0] if unanswered else None)
 
     # ---- what holds always -------------------------------------------------------------------------------------------
 
@@ -278,7 +314,7 @@ class World:
         for key in list(self.orphans):
             self.pool.drop(key, self.now)
         for worker in list(self.peers):
-            self.pool.worker_dead(worker, False, self.now)
+            self.pool.worker_dead(worker, self.now)
         counts = self.pool.counts()
         assert counts["leased"] == counts["committed"] == 0
         assert not check(self.pool), check(self.pool)

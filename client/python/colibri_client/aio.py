@@ -137,6 +137,10 @@ class AsyncClient:
             raise ProtocolViolation("PONG with other data than PING")
         return time.perf_counter() - began
 
+    async def ask(self, question: Question, timeout: float | None) -> Any:
+        """The answer to any question about the daemon."""
+        return await self._outcome(question, timeout)
+
     async def _outcome(self, request: Request, timeout: float | None) -> Any:
         """Runs a request to its end; cancels it if the task is cancelled."""
         self._session.submit(request, timeout)

@@ -6,6 +6,7 @@
     ├── TimeoutExceeded       the timeout given to this client passed; the request was cancelled
     ├── ClientClosed          used after close(), or in a forked child
     ├── ProtocolViolation     the server sent what it may not
+    ├── AdminFailed           the daemon could not do what an administrator asked for
     └── RequestError          the request was refused or failed
         ├── ConnectionRefused Protocol, Version, FrameTooLarge, ReadTimeout, Permission, ...      codes 100–199
         ├── InvalidRequest    InvalidArgument, PromptEmpty, PromptTooLong, TokenOutOfRange, ...   200–299
@@ -68,6 +69,14 @@ class ProtocolViolation(ColibriError):
     def __init__(self, message: str, tokens: Sequence[Token] = ()) -> None:
         self.tokens = list(tokens)
         super().__init__(f"the server broke the protocol: {message}; do client and daemon have the same version?")
+
+
+class AdminFailed(ColibriError):
+    """The daemon could not do what an administrator asked for; nothing has changed. ``result``: what it told of it."""
+
+    def __init__(self, message: str, result: dict[str, Any]) -> None:
+        self.result = result
+        super().__init__(message)
 
 
 class RequestError(ColibriError):

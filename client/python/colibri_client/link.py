@@ -33,6 +33,7 @@ from .request import Request, Violation
 from .results import Token
 
 CLIENT_NAME = "colibri-client-python"
+GENERATIONS_KEPT = 64  # of models that a daemon was reloaded with; streams of older ones ended long ago
 
 
 class Reason:
@@ -85,6 +86,7 @@ class Link(asyncio.Protocol):
         self._reason: Reason | None = None  # why it ends, once that is known
         self.welcome: Welcome | None = None
         self.model: ModelInfo | None = None
+        self.models: dict[int, ModelInfo] = {}  # by generation, as told here
         self.welcomed: asyncio.Future[Welcome] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.away = False
@@ -113,8 +115,7 @@ class Link(asyncio.Protocol):
     def start(self, request: Request, waited_ms: int) -> None:
         """Sends a request. ColibriError: it cannot be sent here, and never will be."""
         assert self.welcome is not None
-        assert self.model is not None
-        message = request.opening(self.model, waited_ms)
+        message = request.opening(waited_ms)
         request_id = self._next_id()
         try:
             self._send(message, request_id)
@@ -234,12 +235,18 @@ class Link(asyncio.Protocol):
             self._owner.link_freed(self)
 
     def _on_welcome(self, message: Welcome, _: int) -> None:
-        self.welcome, self.model = message, message.model
+        self.welcome = message
+        self._serve(message.generation, message.model)
         if not self.welcomed.done():
             self.welcomed.set_result(message)
 
     def _on_model(self, message: Model, _: int) -> None:
-        self.model = message.model
+        self._serve(message.generation, message.model)
+
+    def _serve(self, generation: int, model: ModelInfo) -> None:
+        self.model = self.models[generation] = model
+        if len(self.models) > GENERATIONS_KEPT:
+            del self.models[min(self.models)]
 
     def _on_ping(self, message: Ping, request_id: int) -> None:
         self._send(Pong(data=message.data), request_id)

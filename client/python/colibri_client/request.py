@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from colibri_protocol.message import Message
-from colibri_protocol.messages import Done, Generate, ModelInfo, Resume, Score, TokensOut
+from colibri_protocol.messages import Done, Generate, ModelInfo, Receipt, Resume, Score, TokensOut
 from colibri_protocol.messages import Scores as ScoresMessage
 
 from .errors import ColibriError, ConnectionLost
@@ -42,8 +42,8 @@ class Request:
         self.cancelled = False
         self.timer: asyncio.TimerHandle | None = None  # the caller's timeout
 
-    def opening(self, model: ModelInfo, waited_ms: int) -> Message:
-        """What to send to start or to go on. ConnectionLost if that cannot be."""
+    def opening(self, waited_ms: int) -> Message:
+        """What to send to start or to go on."""
         return self.message
 
     def credit(self, window: int) -> int:
@@ -114,7 +114,7 @@ class Scoring(Scored):
         super().__init__(message)
         self.first = message.start
 
-    def opening(self, model: ModelInfo, waited_ms: int) -> Message:
+    def opening(self, waited_ms: int) -> Message:
         self.restart_scores()
         return _within_deadline(self.message, waited_ms)
 
@@ -142,24 +142,24 @@ class Output(Scored):
         self.given = len(self.received)
         self.granted_from = self.given  # tokens read from here on have not been granted anew
         self.step = 1  # tokens read that are worth a CREDIT
-        self.origin: tuple[Any, ...] | None = None
+        self.origin: ModelInfo | None = None  # what makes the tokens
 
     @property
     def tokens(self) -> list[Token]:  # type: ignore[override]
         return self.received
 
-    def opening(self, model: ModelInfo, waited_ms: int) -> Message:
+    def opening(self, waited_ms: int) -> Message:
         self.granted_from = len(self.received)
         message = _within_deadline(self.generate, waited_ms)
         if self.granted_from == self.given:
-            self.origin = _origin(model)
+            self.origin = None
             self.restart_scores()
             return message
-        if self.origin != _origin(model):
-            raise ConnectionLost("the connection was lost, and another model or configuration is served now, which "
-                                 "would not continue the output with the same tokens; send the request again",
-                                 self.received)
-        resume = Resume(tokens=bytes_of(self.received), seed=self.generate.seed or 0)
+        seed, given = self.generate.seed or 0, self.generate.resume
+        receipt = given.receipt if given is not None else None
+        if receipt is None and self.origin is not None:
+            receipt = _receipt(self.origin, seed)
+        resume = Resume(tokens=bytes_of(self.received), seed=seed, receipt=receipt)
         return replace(message, resume=resume, prompt_logprobs=None)
 
     def credit(self, window: int) -> int:
@@ -194,6 +194,8 @@ class Output(Scored):
             received += read_tokens(message, message.index)
         except ValueError as e:
             raise Violation(f"TOKENS with {e}") from None
+        if self.origin is None and self.link is not None:
+            self.origin = self.link.models.get(message.generation, self.link.model)
         self.progressed = True
         if self.streaming:
             self.tell()
@@ -209,9 +211,10 @@ class Output(Scored):
         return Completion(self.received, "abort", seed=self.generate.seed or 0)
 
 
-def _origin(model: ModelInfo) -> tuple[Any, ...]:
-    """What tokens are a function of, besides the request."""
-    return (model.id, model.fingerprint, model.pinned, model.window, model.positions, model.kv_format)
+def _receipt(model: ModelInfo, seed: int) -> Receipt:
+    """What tokens are a function of, besides the request: a daemon that cannot have made them refuses to go on."""
+    return Receipt(model_id=model.id, fingerprint=model.fingerprint, seed=seed, pinned=model.pinned,
+                   window=model.window, positions=model.positions, kv_format=model.kv_format)
 
 
 def _within_deadline(message: Any, waited_ms: int) -> Any:

@@ -18,7 +18,7 @@ from colibri_protocol.messages import HealthReply, LimitInfo, ModelInfo, StatsRe
 from .aio import AsyncClient
 from .errors import ClientClosed, ColibriError
 from .options import CheckOptions, GenerateOptions, ScoreOptions, TokenIds, generate_message
-from .request import Output
+from .request import Output, Question
 from .results import Completion, Scores, Token
 from .session import Session
 from .stream import Reader
@@ -123,6 +123,10 @@ class Client:
         return self._call(partial(self._async.ping, timeout=timeout))
 
     # ---- inside ----
+
+    def ask(self, question: Question, timeout: float | None) -> Any:
+        """The answer to any question about the daemon."""
+        return self._call(partial(self._async.ask, question, timeout))
 
     def check_usable(self) -> None:
         """ClientClosed if this client cannot be used any more, or not in this process."""

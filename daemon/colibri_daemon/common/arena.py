@@ -8,10 +8,11 @@ to say.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from .settings import Settings
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 SLICE = 64 << 20  # bytes reserved between two reports of progress
 _PAGE = mmap.PAGESIZE
+_PUNCH_HOLE = 0x01 | 0x02  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def longest_request(settings: Settings, facts: ModelFacts) -> int:
@@ -87,15 +91,31 @@ class Arena:
         return {"slabs": self.slabs, "slab_bytes": self.slab_bytes, "slab_tokens": self.slab_tokens,
                 "kv_format": self.kv_format}  # fmt: skip
 
-    def reserve(self, progress: Callable[[int], None]) -> None:
-        """Takes all its pages, a slice at a time; progress() is told how many bytes there are so far. Returns at once
-        if that was done before. OSError if there is not so much memory."""
-        size = os.fstat(self.fd).st_size
+    def reserve(self, progress: Callable[[int], None], slabs: int | None = None) -> None:
+        """Takes all its pages, or those of the first so many slabs, a slice at a time; progress() is told how many
+        bytes there are so far. Returns at once if that was done before. OSError if there is not so much memory."""
+        size = os.fstat(self.fd).st_size if slabs in (None, self.slabs) else slabs * self.slab_bytes
         done = os.fstat(self.fd).st_blocks * 512 >= size
         for at in range(0, 0 if done else size, SLICE):
             os.posix_fallocate(self.fd, at, min(SLICE, size - at))
             progress(min(at + SLICE, size))
         progress(size)
+
+    def extend(self, start: int, slabs: int) -> int:
+        """Takes pages of slabs from ``start`` to ``slabs``, at most a slice; the first that has none yet. OSError."""
+        end = min(slabs, start + max(1, SLICE // self.slab_bytes))
+        os.posix_fallocate(self.fd, start * self.slab_bytes, (end - start) * self.slab_bytes)
+        return end
+
+    def give_back(self, slabs: Iterable[int]) -> None:
+        """Gives the system the pages of these slabs, whose contents are lost. A page that belongs to two slabs stays.
+        Whoever writes them again takes new ones. OSError."""
+        page = self.page
+        for slab in slabs:
+            start, end = _whole(slab * self.slab_bytes, page), (slab + 1) * self.slab_bytes // page * page
+            if start < end and _libc.fallocate(self.fd, _PUNCH_HOLE, start, end - start):
+                number = ctypes.get_errno()
+                raise OSError(number, f"pages of KV slab {slab}: {os.strerror(number)}")
 
     def map(self) -> mmap.mmap:
         """The whole arena, shared, left out of core dumps. ValueError if it is not the sealed memory it should be."""

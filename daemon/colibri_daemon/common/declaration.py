@@ -7,16 +7,32 @@ Adding a setting is one entry of :class:`Settings`; CONFIG.md and the example fi
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from colibri_protocol import limits
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
+from .address import FORMS
 from .pages import MAX_KEYS
-from .values import LAST_UID, Auto, Chunk, FilePath, FilePathOrNone, Mode, Size, Text, Uids, format_size, text, toml
+from .values import (
+    LAST_UID,
+    Address,
+    Auto,
+    Chunk,
+    FilePath,
+    FilePathOrNone,
+    Mode,
+    Size,
+    Text,
+    Uids,
+    format_size,
+    text,
+    toml,
+)
 
 SOCKET_PATH_BYTES = 107  # sun_path without its terminating 0
 
@@ -60,6 +76,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _warnings: list[str] = PrivateAttr(default_factory=list)
+    _again: Callable[[], Settings] | None = PrivateAttr(default=None)
 
     # fmt: off
     model: FilePathOrNone = _field("Model", None, "a folder",
@@ -75,6 +92,9 @@ class Settings(BaseModel):
         "File mode of the socket: who may connect.", ge=0, le=0o777)
     socket_group: Text = _field("Socket", None, "a group's name or number",
         "Group of the socket. Empty: the daemon's own.")
+    admin_socket: FilePathOrNone = _field("Socket", None, f"a path of at most {SOCKET_PATH_BYTES} bytes",
+        "Unix socket for administration, for the daemon's own user and root only. Empty: the client socket's path with "
+        ".admin behind it.")
 
     workers: int = _int("Workers", 1, 1, 256,
         "Worker processes; each has its own batch and its share of the cores.")
@@ -86,7 +106,9 @@ class Settings(BaseModel):
         "Most prompt tokens in a step. 0: from measured speed, so that no step lasts longer than 100 ms or one pass "
         "over the weights.")
     hang_seconds: float = _seconds("Workers", 10.0, 1, 3600,
-        "A worker that has work but makes no progress for this long is replaced.")
+        "A process that shows no progress for this long is replaced. A long step is progress.")
+    degraded_seconds: float = _seconds("Workers", 2.0, 1, 3600,
+        "A process that shows no progress for this long is named in the daemon's state, which is then degraded.")
 
     kv_bytes: Size = _size("Memory", 0, 0, 1 << 50,
         "KV cache of all workers together. 0: half of what is free after the weights, at most what all can use.")
@@ -122,10 +144,19 @@ class Settings(BaseModel):
         "Live requests of a connection.")
     requests_per_connection_trusted: int = _int("Clients", _SERVER.requests_trusted, 1, 65536,
         "Live requests of a trusted user's connection.")
+    requests_per_uid: int = _int("Clients", 1024, 0, 1 << 20,
+        "Live requests of one user over all connections, of a trusted user for each tenant. 0: no limit.")
+    allowed_uids: Uids = _field("Clients", (), f"user numbers, 0 to {LAST_UID}",
+        "Users who may connect, beside trusted ones. With allowed_gids empty too: whoever socket_mode lets in.")
+    allowed_gids: Uids = _field("Clients", (), f"group numbers, 0 to {LAST_UID}",
+        "Groups whose members may connect, beside allowed_uids.")
     trusted_uids: Uids = _field("Clients", (), f"user numbers, 0 to {LAST_UID}",
         "Users who may act for tenants, such as a gateway's.")
     max_frame: Size = _size("Clients", _SERVER.frame, 4096, limits.FRAME_CEILING,
         "Largest message accepted.")
+
+    metrics: Address = _field("Metrics", None, FORMS,
+        "Where whoever can connect finds /metrics for Prometheus, /health/live and /health/ready. Empty: nowhere.")
 
     drain_seconds: float = _seconds("Stopping", 30.0, 0, 86400,
         "Time for live requests to finish after SIGTERM.")
@@ -149,6 +180,11 @@ class Settings(BaseModel):
                                          "to a number or auto, or pinned to 0")  # fmt: skip
         if (size := len(os.fsencode(self.socket))) > SOCKET_PATH_BYTES:
             yield ("socket",), f"socket has {size} bytes; a Unix socket's path has at most {SOCKET_PATH_BYTES}"
+        elif (size := len(os.fsencode(self.admin_path))) > SOCKET_PATH_BYTES:
+            yield ("admin_socket",), (f"admin_socket, {self.admin_path}, has {size} bytes; a Unix socket's path has at "
+                                      f"most {SOCKET_PATH_BYTES}: set it to a shorter one")  # fmt: skip
+        if self.admin_path == self.socket:
+            yield ("socket", "admin_socket"), "socket and admin_socket are the same path: set admin_socket to another"
 
     def origin(self, name: str) -> str:
         """Where a value comes from: "--workers", "COLIBRI_WORKERS", "/etc/colibrid.toml:3" or "default"."""
@@ -158,6 +194,24 @@ class Settings(BaseModel):
     def warnings(self) -> tuple[str, ...]:
         """What was odd about the sources but no reason to refuse them: for the log."""
         return tuple(self._warnings)
+
+    def again(self) -> Settings:
+        """From the same flags, environment and file, as they are now. SettingsError as load_settings()."""
+        if self._again is None:
+            raise ValueError("these settings were not loaded here")
+        return self._again()
+
+    def to_json(self) -> str:
+        """For another process: the values as they may be typed, without where they come from."""
+        return json.dumps({name: setting.text(getattr(self, name)) for name, setting in SETTINGS.items()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        return cls.model_validate_json(text)
+
+    @property
+    def admin_path(self) -> Path:
+        return self.admin_socket or Path(f"{self.socket}.admin")
 
     @property
     def queue_limit(self) -> int:
@@ -170,7 +224,8 @@ class Settings(BaseModel):
 
 
 # kind → placeholder in --help
-_METAVARS = {"size": "SIZE", "mode": "MODE", "path": "PATH", "text": "NAME", "uids": "UID,...", "float": "SECONDS"}
+_METAVARS = {"size": "SIZE", "mode": "MODE", "path": "PATH", "text": "NAME", "uids": "UID,...", "float": "SECONDS",
+             "address": "ADDR"}
 
 
 class Setting(NamedTuple):

@@ -37,18 +37,37 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows comput
 #   "error"               [code, message] with finish "error"
 
 # ---- control: supervisor → dispatcher ------------------------------------------------------------------------------
-# {"t": "worker", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
-# {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s
+# generation: number of a configuration with its workers; a reload makes the next one. pool: number of a KV pool.
+# {"t": "worker", "generation", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
+# {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s; "refuse": why no request is
+#                                                taken; "reloaded": {"ok", "at" (Unix time)} of the last reload
+# {"t": "generation", "generation", "pool", "settings" (Settings.to_json()), "facts"}   it will come; nothing changes
+#                                                yet. The first one is told at the start of the process
+# {"t": "serve", "generation"}                   new requests use it from now on; those of older ones with the same pool
+#                                                move to it. Answered by "empty" for each older one, when that is so
+# {"t": "forget", "generation"}                  its processes are gone, or never came
+# {"t": "dead", "slot", "epoch", "cause", "keys"}  a worker is reaped; the pool knows. cause: "fault" (signal), "exit"
+#                                                (code), "hang", "killed" (from outside), "stopped" (in good order).
+#                                                keys: the requests in the step that was running
 # {"t": "drain", "seconds"}                      GOAWAY to all, finish what is live, then answer "drained"
+# {"t": "retire"}                                a new dispatcher has taken over: accept no more, then as with "drain"
+#                                                but for the time; SIGTERM follows
+# {"t": "admin", "id", "ok", "error", "result"}  the answer to its "admin"
 # control: supervisor → worker and dispatcher
-# {"t": "pool", "slot", "epoch"} + fd            the link to the KV pool (pool_ipc.py); the last one counts. slot and
+# {"t": "pool", "pool", "slot", "epoch"} + fd    the link to the KV pool (pool_ipc.py); the last one counts. slot and
 #                                                epoch: who the receiver is (slot 0 for the dispatcher)
+# control: supervisor → any child
+# {"t": "log_level", "level"}                    what is less important is not logged from now on
 # control: supervisor → worker
 # {"t": "link"} + fd                             the link to a new dispatcher; what the old one wanted is forgotten
 # control: child → supervisor
 # {"t": "ready", ...}                            dispatcher: accepting; worker: loaded, with threads, chunk and stall_ms
 # {"t": "failed", "reason"}                      worker: the model cannot be loaded; it then exits with CANNOT_LOAD
 # {"t": "drained"}                               dispatcher: nothing is live any more
+# {"t": "empty", "generation"}                   dispatcher: no request of this earlier generation is live any more
+# {"t": "kill", "kind", "slot", "epoch", "reason"}   dispatcher and pool: a process that broke the protocol is to end
+# {"t": "admin", "id", "do", ...}                dispatcher, from the admin socket; "do": "reload" ("everything"),
+#                                                answered when the reload has ended, or "log_level" ("level", "role")
 # Supervisor → child to stop it: SIGTERM; end of file on control means the supervisor is gone: exit at once.
 
 MAX_MESSAGE = 64 << 20  # a broken peer must not make us reserve more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 MOST_CHUNK = 512  # tokens of a prefill chunk, unless step_tokens says otherwise
+OWNER_BYTES = 16  # of a salt: whose it is; what follows tells apart what this owner does not want to share
 SPARE = 4  # slabs only partly in use: at the end of the prefix, at both ends of the window, and one kept for a resume
 
 

@@ -85,6 +85,11 @@ def setup(role: str, settings: Settings) -> None:
     sys.excepthook = _uncaught
 
 
+def set_level(level: str) -> None:
+    """Of this process, until the next setup()."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     logging.getLogger("python").critical("uncaught exception", exc_info=(kind, error, trace))
 

@@ -1,4 +1,5 @@
-"""CONFIG.md and the example file, made from the declaration. ``--write`` remakes them, ``--check`` compares."""
+"""CONFIG.md, the example file and METRICS.md, made from the declarations. ``--write`` remakes them, ``--check``
+compares."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import metrics_reference
 from .declaration import SETTINGS, Setting
 from .settings import CONFIG_VARIABLE
 
 _ROOT = Path(__file__).resolve().parents[3]
 _COMMAND = "python -m colibri_daemon.common.reference --write"
 # What the example shows for settings that have no default.
-_EXAMPLES = {"model": '"/var/lib/colibri/model"', "socket_group": '"colibri"'}
+_EXAMPLES = {"model": '"/var/lib/colibri/model"', "socket_group": '"colibri"', "metrics": '"127.0.0.1:9464"'}
 
 _INTRODUCTION = f"""# Configuration
 
@@ -70,13 +72,17 @@ def example() -> str:
     return "\n".join(lines) + "\n"
 
 
-FILES = {_ROOT / "daemon" / "CONFIG.md": markdown, _ROOT / "deploy" / "colibrid.toml": example}
+FILES = {
+    _ROOT / "daemon" / "CONFIG.md": markdown,
+    _ROOT / "deploy" / "colibrid.toml": example,
+    _ROOT / "daemon" / "METRICS.md": lambda: metrics_reference.markdown(_COMMAND),
+}
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m colibri_daemon.common.reference", description=__doc__)
     chosen = parser.add_mutually_exclusive_group(required=True)
-    chosen.add_argument("--write", action="store_true", help="write both files")
+    chosen.add_argument("--write", action="store_true", help="write them")
     chosen.add_argument("--check", action="store_true", help="exit with 1 if one is not up to date")
     if parser.parse_args(arguments).write:
         for path, make in FILES.items():

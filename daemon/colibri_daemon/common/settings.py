@@ -94,6 +94,7 @@ def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], file: Pa
         problems.append(f"{', '.join(places)}: {message}")
     if problems:
         raise SettingsError(problems)
+    settings._again = functools.partial(load_settings, flags, environ, file)
     settings._origins.update(origins)
     settings._warnings.extend(warning for source in sources for warning in source.warnings)
     return settings

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
+from .address import parse_address
+
 LAST_UID = (1 << 32) - 2  # -1 means "no user"
 
 # K, M, G, T and KiB … are powers of 1024, as in systemd's MemoryMax=; kB, MB … are powers of 1000.
@@ -71,6 +73,12 @@ def _path(value: Path) -> Path:
     return value
 
 
+def _address(value: str | None) -> str | None:
+    if value is not None:
+        parse_address(value)
+    return value
+
+
 def _list(value: Any) -> Any:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -85,6 +93,7 @@ Auto = Annotated[int | None, BeforeValidator(_auto), "auto"]
 Text = Annotated[str | None, BeforeValidator(_text), "text"]
 FilePath = Annotated[Path, AfterValidator(_path), "path"]
 FilePathOrNone = Annotated[FilePath | None, BeforeValidator(_text), "path"]
+Address = Annotated[str | None, BeforeValidator(_text), AfterValidator(_address), "address"]
 Uids = Annotated[tuple[Annotated[int, Field(ge=0, le=LAST_UID)], ...], BeforeValidator(_list), "uids"]
 
 

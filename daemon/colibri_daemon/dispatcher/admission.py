@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import zlib
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from colibri_protocol.errors import Code, InvalidMessage
-from colibri_protocol.messages import Generate, Score, TokenCheck
+from colibri_protocol.messages import Generate, Resume, Score, TokenCheck
 
 from ..common.facts import ModelFacts
 from ..common.job import Job
-from ..common.kv import slabs_needed
+from ..common.kv import OWNER_BYTES, slabs_needed
 
 TOKEN = 4  # bytes of an id
 OVERFLOW_UID = 65534  # whoever has no user id here: many people, who must not share
@@ -76,9 +77,9 @@ class Admission:
             frequency_penalty=message.frequency_penalty, logit_bias=message.logit_bias, seed=seed,
             stop_ids=message.stop_ids, eos_ids=b"" if message.ignore_eos else self._eos, stop_seqs=message.stop_seqs,
             logprobs=message.logprobs, prompt_logprobs=message.prompt_logprobs, generated=generated,
-            **self._kv(message, uid),
+            **self._kv(message, uid) | self._as_before(message.resume, len(message.tokens) // TOKEN + most),
         )  # fmt: skip
-        self._fit(len(message.tokens) // TOKEN + most)
+        self._fit(len(message.tokens) // TOKEN + most, job)
         return Admitted(job, foregone(job))
 
     def score(self, message: Score, uid: int) -> Admitted:
@@ -88,23 +89,36 @@ class Admission:
         if message.start >= count:
             raise refused(f"from is {message.start}; it must be below the number of tokens, {count}", "from",
                           limit=count - 1)
-        self._fit(count)
-        return Admitted(Job(tokens=message.tokens, prompt_logprobs=message.top, score_from=message.start,
-                            **self._kv(message, uid)))
+        job = Job(tokens=message.tokens, prompt_logprobs=message.top, score_from=message.start,
+                  **self._kv(message, uid))
+        self._fit(count, job)
+        return Admitted(job)
 
     def check(self, message: TokenCheck, uid: int) -> tuple[Job, int]:
         """A job with the max_tokens and the KV cache that GENERATE would get, and the slabs needed at most."""
         self._check_peer(message, uid)
         self._check_prompt(message.tokens, 1 if message.max_tokens else 0)
         most = self._clip(message.tokens, message.max_tokens)
-        slabs = self._fit(len(message.tokens) // TOKEN + most)
-        return Job(tokens=message.tokens, max_tokens=most, **self._kv(message, uid)), slabs
+        job = Job(tokens=message.tokens, max_tokens=most, **self._kv(message, uid))
+        return job, self._fit(len(message.tokens) // TOKEN + most, job)
 
     def _kv(self, message: Generate | Score | TokenCheck, uid: int) -> dict[str, Any]:
-        """Fields of Job: what the request attends to, and with whom it shares what is computed."""
+        """Fields of Job: what the request attends to, with whom it shares what is computed, and whose share it is."""
         salt = salt_of(uid, message.tenant, message.cache.salt_extra)
         return {"pinned": self._facts.pinned, "window": self._facts.window, "positions": self._facts.positions,
-                "salt": salt, "cache": bool(salt) and message.cache.use}  # fmt: skip
+                "salt": salt, "cache": bool(salt) and message.cache.use,
+                "owner": zlib.crc32(f"{uid} {message.tenant!r}".encode())}  # fmt: skip
+
+    def _as_before(self, resume: Resume | None, length: int) -> dict[str, Any]:
+        """Fields of Job that were fixed where the request was admitted first, whatever the configuration is now."""
+        if resume is None or resume.receipt is None:
+            return {}
+        pinned, window, positions = resume.receipt.pinned, resume.receipt.window, resume.receipt.positions
+        context = self._facts.context
+        whole = length <= context and not pinned if not window else pinned + window <= context
+        if not whole and not (window and positions == "absolute") or positions not in ("cache", "absolute"):
+            raise refused("the attention of resume.receipt is none that this model can have had", "resume.receipt")
+        return {"pinned": pinned, "window": window, "positions": positions}
 
     def _check_peer(self, message: Generate | Score | TokenCheck, uid: int) -> None:
         if message.model is not None and message.model != self._facts.name:
@@ -171,20 +185,19 @@ class Admission:
         return InvalidMessage(Code.TOKEN_OUT_OF_RANGE, f"{field} has the token id {token}; ids are below {vocab}",
                               field, index, vocab - 1)
 
-    def _fit(self, length: int) -> int:
+    def _fit(self, length: int, job: Job) -> int:
         """Slabs needed at most; 0 while no worker has reported its chunk."""
         if self.capacity is None:
             return 0
-        need = self.slabs(length)
+        need = self.slabs(length, job)
         if need > self.capacity.slabs:
             raise never_fits(need, self.capacity.slabs)
         return need
 
-    def slabs(self, length: int) -> int:
-        """Most slabs that a request of so many tokens has at once. A worker has reported its chunk."""
+    def slabs(self, length: int, job: Job) -> int:
+        """Most slabs that a request has at once when it has so many tokens. A worker has reported its chunk."""
         assert self.capacity is not None
-        facts = self._facts
-        return slabs_needed(length, facts.pinned, facts.window, self.capacity.chunk, facts.slab_tokens)
+        return slabs_needed(length, job.pinned, job.window, self.capacity.chunk, self._facts.slab_tokens)
 
 
 def refused(message: str, field: str, index: int | None = None, limit: int | None = None) -> InvalidMessage:
@@ -197,11 +210,16 @@ def never_fits(need: int, have: int) -> InvalidMessage:
 
 
 def salt_of(uid: int, tenant: str | None, extra: bytes) -> bytes:
-    """Requests share what is in the KV cache if they have the same salt. Empty: with nobody."""
+    """Requests share what is in the KV cache if they have the same salt. Empty: with nobody. The first OWNER_BYTES tell
+    whose it is."""
     if uid == OVERFLOW_UID:
         return b""
+    return owner_of(uid, tenant) + hashlib.sha256(extra).digest()[:OWNER_BYTES]
+
+
+def owner_of(uid: int, tenant: str | None) -> bytes:
     name = b"" if tenant is None else b"t" + tenant.encode()
-    return hashlib.sha256(struct.pack("<QQ", uid, len(name)) + name + extra).digest()
+    return hashlib.sha256(struct.pack("<Q", uid) + name).digest()[:OWNER_BYTES]
 
 
 def unpacked(tokens: bytes) -> array[int]:

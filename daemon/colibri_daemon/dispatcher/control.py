@@ -24,8 +24,8 @@ class Control:
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
-    def say(self, t: str) -> None:
-        if not ipc.send_control(self._sock, {"t": t}):
+    def say(self, t: str, **fields: Any) -> None:
+        if not ipc.send_control(self._sock, {"t": t, **fields}):
             _log.warning("the supervisor does not listen", message=t)
 
     def close(self) -> None:

@@ -34,10 +34,25 @@ def waited_too_long(seconds: float, loaded: bool, place: bool, retry_after_ms: i
     return Refused(Code.NOT_READY, f"no worker was ready within {seconds:g} s", "not_ready", retry_after_ms)
 
 
-def worker_lost(deaths: int) -> InvalidMessage:
-    """deaths: in a row, without a token; 0 if there was nobody to take the request over."""
-    return InvalidMessage(Code.WORKER_LOST, f"{deaths} workers in a row were lost before they made a token of it"
-                          if deaths else "no other worker could take the request over within its deadline")
+def nobody_took_over(cause: str) -> InvalidMessage:
+    """Within the deadline of a request whose worker had died of this."""
+    code, what = (Code.WORKER_HUNG, "hung") if cause == "hang" else (Code.WORKER_LOST, "was lost")
+    return InvalidMessage(code, f"its worker {what}, and no other could take the request over within its deadline")
+
+
+def generation_gone() -> InvalidMessage:
+    return InvalidMessage(Code.WORKER_LOST, "another configuration is served now, and no worker of the one that this "
+                          "request began with can work any more")
+
+
+def no_answer() -> InvalidMessage:
+    return InvalidMessage(Code.WORKER_HUNG, "its worker does not answer, and its deadline has passed")
+
+
+def poisoned(seconds: float = 0.0) -> Refused:
+    """seconds: for which it is refused yet; 0: it has just been proven."""
+    return Refused(Code.POISONED, f"this request has ended two workers; it is refused for {seconds:.0f} s more"
+                   if seconds else "the request ended two workers, the second one while it was alone there", "poisoned")
 
 
 def failure(stream: Stream, error: InvalidMessage, usage: Usage) -> Error:

@@ -11,8 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from colibri_protocol.connection import negotiate
-from colibri_protocol.errors import Code, ConnectionFault
+from colibri_protocol.errors import Code, ConnectionFault, InvalidMessage
 from colibri_protocol.messages import (
+    AdminDrain,
+    AdminDump,
+    AdminEvict,
+    AdminLogLevel,
+    AdminReload,
+    AdminResume,
     Bye,
     Cancel,
     Credit,
@@ -32,14 +38,19 @@ if TYPE_CHECKING:
 
 
 def hello(session: Session, _: int, message: Hello) -> None:
+    welcome(session, message)
+    server = session.server
+    if server.requests.draining:
+        session.go_away(server.drain_ms())
+
+
+def welcome(session: Session, message: Hello) -> None:
     proto, features = negotiate(message)
     server = session.server
     session.credit = "credit" in features
     session.welcomed = True
     session.send(Welcome(proto=proto, features=features, server=server.version, generation=server.generation,
                          model=server.model, limits=server.limits_for(session)))
-    if server.requests.draining:
-        session.go_away(server.drain_ms())
 
 
 def generate(session: Session, request_id: int, message: Generate) -> None:
@@ -87,7 +98,13 @@ def bye(session: Session, _: int, __: Bye) -> None:
     session.leave()
 
 
-HANDLERS: dict[type, Callable[[Session, int, Any], None]] = {
+def administer(session: Session, _: int, message: Any) -> None:
+    raise InvalidMessage(Code.PERMISSION, f"{message.NAME} is for the daemon's admin socket only")
+
+
+Handler = Callable[["Session", int, Any], None]
+HANDLERS: dict[type, Handler] = {
     Hello: hello, Generate: generate, Score: score, TokenCheck: token_check, Cancel: cancel, Credit: credit, Ping: ping,
-    Pong: pong, Health: health, Stats: stats, Bye: bye,
+    Pong: pong, Health: health, Stats: stats, Bye: bye, AdminDrain: administer, AdminResume: administer,
+    AdminReload: administer, AdminEvict: administer, AdminLogLevel: administer, AdminDump: administer,
 }  # fmt: skip

@@ -20,7 +20,8 @@ class HealthBoard:
         self._clock = clock
         self._told = HealthReply(live=True, ready=False, state="starting", reason="the supervisor has said nothing yet")
         self._at = clock()
-        self.draining = False
+        self.draining = ""  # why, if it is so
+        self._refusal = ""  # why no request is taken, though the daemon may get well again
 
     def update(self, push: dict[str, Any]) -> None:
         """A {"t": "state"} message of the control socket."""
@@ -30,6 +31,7 @@ class HealthBoard:
             _log.error("a state from the supervisor was not understood", error=str(e))
             return
         self._at = self._clock()
+        self._refusal = str(push.get("refuse", ""))
 
     def reply(self) -> HealthReply:
         age = self._clock() - self._at
@@ -37,9 +39,9 @@ class HealthBoard:
         if age > STALE_SECONDS:
             return replace(told, ready=False, reason=f"no news from the supervisor for {age:.1f} s")
         if self.draining:
-            return replace(told, ready=False, state="draining", reason="the daemon is stopping")
+            return replace(told, ready=False, state="draining", reason=self.draining)
         return told
 
     def failed(self) -> str | None:
-        """Why no request will be served, if that is so for good."""
-        return (self._told.reason or "loading failed") if self._told.state == "failed" else None
+        """Why no request will be served, if that is so until something is done about it."""
+        return (self._told.reason or "loading failed") if self._told.state == "failed" else self._refusal or None

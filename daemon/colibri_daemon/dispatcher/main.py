@@ -12,50 +12,59 @@ from collections.abc import Callable
 from typing import Any
 
 import uvloop
+from colibri_protocol.limits import MAX_DEADLINE_MS
 
 from ..common import log
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
 from ..common.pages import Field, Page, State
 from ..common.settings import Settings
-from .admission import Admission
+from .admin import AdminServer, Levers
 from .channel import Outbox
 from .control import Control
+from .generation import Generation, Generations
 from .health import HealthBoard
-from .pool_link import PoolLink
+from .losses import Death
 from .requests import Requests
 from .server import Server
 from .session import Timeouts
 from .stats import Stats
-from .workers import WorkerPool
+from .workers import Worker
 
 BUSY_TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 0.5
+RETIRED_SECONDS = MAX_DEADLINE_MS / 1000  # for what is live when another dispatcher takes over
+DRAINED_BY_HAND = "drained by an administrator; ADMIN_RESUME takes that back"
 FLUSH_SECONDS = 2.0  # for the last words to be read after SIGTERM
 _log = log.get("dispatcher")
 
 
 class Dispatcher:
-    """Owns control and all that comes over it; the listening socket is borrowed. finished: set to the exit code."""
+    """Owns control and all that comes over it; the listening sockets are borrowed. finished: set to the exit code."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, control: socket.socket, page: Page,
-                 settings: Settings, facts: ModelFacts, timeouts: Timeouts = Timeouts(),  # noqa: B008
+    def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, admin: socket.socket,
+                 control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
+                 numbers: tuple[int, int] = (1, 1), timeouts: Timeouts = Timeouts(),  # noqa: B008
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.finished: asyncio.Future[int] = loop.create_future()
         self._loop, self._page, self._clock = loop, page, clock
         self._outbox = Outbox(loop, clock)
         self._stats, self.health = Stats(), HealthBoard(clock)
-        self.workers, self.pool = WorkerPool(self._outbox), PoolLink(self._outbox)
-        admission = Admission(facts, frozenset(settings.trusted_uids), draw_seed)
-        self.requests = Requests(loop, clock, settings, facts, admission, self.workers, self.pool, self._stats,
-                                 self.health, self._wake)
-        self.server = Server(self._outbox, settings, facts, self.requests, self.workers, self.pool, self._stats,
-                             self.health, timeouts)
-        self._control = Control(loop, control, {"worker": self._worker, "pool": self._pool, "state": self._state,
-                                                "drain": self._drain}, self._orphaned)
+        self.generations = Generations(self._outbox, clock, draw_seed, self._distrust, numbers, settings, facts)
+        self.requests = Requests(loop, clock, self.generations, self._stats, self.health, self._wake)
+        self.server = Server(self._outbox, self.generations, self.requests, self._stats, self.health, timeouts)
+        self._control = Control(loop, control, {
+            "worker": self._worker, "pool": self._pool, "dead": self._dead, "generation": self._generation,
+            "serve": self._serve, "forget": self._forget, "state": self._state, "drain": self._drain,
+            "retire": self._retire, "admin": self._answer, "log_level": self._log_level,
+        }, self._orphaned)  # fmt: skip
+        self.admin = AdminServer(self.server, Levers(self._drain_by_hand, self._resume, self._control.say))
         self._stop_at = self._drain_at = float("inf")
         self._told_drained = False
+        self._by_hand = False  # draining because an administrator said so, and for no other reason
+        self._told_empty: set[int] = set()
         self._pause_seconds = timeouts.pause
         self.server.listen(loop, listener)
+        self.admin.listen(loop, admin)
         page[Field.STATE] = State.READY
         self._timer: asyncio.Handle = loop.call_soon(self._tick)
         self._due = 0.0  # of the next tick, in the loop's time
@@ -67,24 +76,87 @@ class Dispatcher:
         if not fds:  # there was no descriptor left to receive it
             _log.error("a worker's link was lost on its way; raise the limit of open files", worker=message["slot"])
             return
-        self.workers.attach(message["slot"], message["epoch"], message["pid"], socket.socket(fileno=fds[0]))
+        link = socket.socket(fileno=fds[0])
+        generation = self.generations.get(message.get("generation", 1))
+        if generation is None:  # it was given up meanwhile
+            return link.close()
+        generation.workers.attach(message["slot"], message["epoch"], message["pid"], link)
 
-    def _pool(self, _: dict[str, Any], fds: list[int]) -> None:
+    def _pool(self, message: dict[str, Any], fds: list[int]) -> None:
         if not fds:
             _log.error("the link to the KV pool was lost on its way; raise the limit of open files")
             return
-        self.pool.attach(socket.socket(fileno=fds[0]))
+        self.generations.pool(message.get("pool", 1)).attach(socket.socket(fileno=fds[0]))
+
+    def _dead(self, message: dict[str, Any], _: list[int]) -> None:
+        death = Death(message["cause"], frozenset(message["keys"]))
+        self.requests.moves.dead((message["slot"], message["epoch"]), death)
+
+    def _generation(self, message: dict[str, Any], _: list[int]) -> None:
+        settings = Settings.from_json(message["settings"])
+        self.generations.add(message["generation"], message["pool"], settings, ModelFacts.from_wire(message["facts"]))
+
+    def _serve(self, message: dict[str, Any], _: list[int]) -> None:
+        """New requests go to this generation; those of older ones move to it or end where they are."""
+        former, serving = self.generations.serving, self.generations.get(message["generation"])
+        if serving is None:
+            return _log.error("a generation is not known", generation=message["generation"])
+        self.generations.serving = serving
+        _log.info("another generation serves", generation=serving.number, model=serving.facts.name,
+                  id=serving.facts.id, same_pool=serving.pool is former.pool)
+        self.requests.moves.take_over(serving)
+        self.server.serve_another()
+        self._wake(0)
+
+    def _forget(self, message: dict[str, Any], _: list[int]) -> None:
+        """It is empty or never served; or it cannot work any more, and then neither can what it was to serve."""
+        generation = self.generations.get(message["generation"])
+        if generation is not None and generation is not self.generations.serving:
+            self.requests.moves.give_up(generation)
+            self.generations.forget(generation.number)
+
+    def _distrust(self, worker: Worker) -> None:
+        self._control.say("kill", kind="worker", slot=worker.slot, epoch=worker.epoch,
+                          reason="it broke the link's protocol")
 
     def _state(self, message: dict[str, Any], _: list[int]) -> None:
         self.health.update({name: value for name, value in message.items() if name != "t"})
+
+    def _answer(self, message: dict[str, Any], _: list[int]) -> None:
+        self.admin.answered(message)
+
+    def _log_level(self, message: dict[str, Any], _: list[int]) -> None:
+        log.set_level(message["level"])
 
     def _drain(self, message: dict[str, Any], _: list[int]) -> None:
         self._begin_drain(message["seconds"])
         self._wake(0)
 
+    def _retire(self, _: dict[str, Any], __: list[int]) -> None:
+        """Another dispatcher accepts now. What is live here ends here."""
+        self.server.stop_accepting()
+        self.admin.stop_accepting()
+        self._begin_drain(RETIRED_SECONDS)
+        self._wake(0)
+
     def _orphaned(self) -> None:
         _log.error("the supervisor is gone")
         self._finish(Exit.INTERNAL)
+
+    # ---- an administrator's ----------------------------------------------------------------------------------------
+
+    def _drain_by_hand(self) -> None:
+        """As when the daemon stops, but it stays. Nothing new if it is draining already."""
+        if not self.requests.draining:
+            self._begin_drain(self.server.settings.drain_seconds)
+            self._by_hand, self.health.draining = True, DRAINED_BY_HAND
+            self._wake(0)
+
+    def _resume(self) -> bool:
+        if self._by_hand:
+            self.requests.draining, self.health.draining = False, ""
+            self._drain_at, self._by_hand = float("inf"), False
+        return not self.requests.draining
 
     # ---- stopping --------------------------------------------------------------------------------------------------
 
@@ -100,13 +172,14 @@ class Dispatcher:
     def close(self) -> None:
         self._timer.cancel()
         self.server.close()
-        self.workers.close()
-        self.pool.close()
+        self.admin.close()
+        self.requests.moves.close()
+        self.generations.close()
         self._control.close()
 
     def _begin_drain(self, seconds: float) -> None:
         """No new requests; live ones may go on for so long."""
-        self.requests.draining = self.health.draining = True
+        self.requests.draining, self.health.draining, self._by_hand = True, "the daemon is stopping", False
         self._drain_at = self._clock() + seconds
         self.server.go_away(seconds)
 
@@ -128,7 +201,7 @@ class Dispatcher:
         try:
             self._look_around(self._clock())
         finally:
-            busy = self.requests.live or self.requests.draining or not self.server.idle
+            busy = self.requests.live or self.requests.draining or not self.server.idle or self._emptying()
             self._wake(BUSY_TICK_SECONDS if busy else IDLE_TICK_SECONDS)
 
     def _look_around(self, now: float) -> None:
@@ -137,17 +210,29 @@ class Dispatcher:
         page[Field.BUSY] = self.requests.running
         page[Field.BEAT_NS] = time.monotonic_ns()
         self.server.tick(now)
+        self.admin.tick(now)
         self.requests.tick(now, now - self._pause_seconds)
+        self._tell_empty()
         self._go_on_stopping(now)
+
+    def _emptying(self) -> list[Generation]:
+        serving = self.generations.serving.number
+        return [g for g in self.generations if g.number < serving and g.number not in self._told_empty]
+
+    def _tell_empty(self) -> None:
+        for generation in self._emptying():
+            if generation.empty:
+                self._told_empty.add(generation.number)
+                self._control.say("empty", generation=generation.number)
 
     def _go_on_stopping(self, now: float) -> None:
         if now >= self._drain_at:
             self._drain_at = float("inf")
             self.requests.end_all()
-        if self.requests.draining and not self.requests.live and not self._told_drained:
+        if self.requests.draining and not (self._by_hand or self.requests.live or self._told_drained):
             self._told_drained = True
             self._control.say("drained")
-        if now >= self._stop_at or self._stop_at != float("inf") and self.server.idle:
+        if now >= self._stop_at or self._stop_at != float("inf") and self.server.idle and self.admin.idle:
             self._finish(Exit.STOPPED)
 
 
@@ -155,12 +240,14 @@ def draw_seed() -> int:
     return int.from_bytes(os.urandom(8), "little")
 
 
-def run(listener: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts) -> int:
-    """The life of the process; its exit code. listener: bound and listening. page: this process writes it."""
+def run(listener: socket.socket, admin: socket.socket, control: socket.socket, page: Page, settings: Settings,
+        facts: ModelFacts, generation: int = 1, pool: int = 1) -> int:  # fmt: skip
+    """The life of the process; its exit code. listener, admin: bound and listening. generation, pool: the numbers of
+    those that serve at its birth. page: this process writes it."""
     allow_open_files()
     loop = uvloop.new_event_loop()
     loop.set_exception_handler(_report)
-    dispatcher = Dispatcher(loop, listener, control, page, settings, facts)
+    dispatcher = Dispatcher(loop, listener, admin, control, page, settings, facts, numbers=(generation, pool))
     loop.add_signal_handler(signal.SIGTERM, dispatcher.stop)
     try:
         return loop.run_until_complete(dispatcher.finished)

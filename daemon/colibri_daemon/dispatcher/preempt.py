@@ -8,8 +8,11 @@ it needs, in the end for all there is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from typing import Protocol, TypeVar
+
+from .places import LEAD
 
 DOUBLINGS_MOST = 20  # of the headroom: more slabs than there are
 
@@ -22,16 +25,22 @@ class Running(Protocol):
     paused: bool
     preemptions: int
 
+    @property
+    def owner(self) -> Hashable: ...
+
 
 R = TypeVar("R", bound=Running)
 
 
 def victim(running: Sequence[R]) -> R | None:
-    """Paused ones before others, then the lowest priority, then who was preempted least often, then the youngest. None
-    if there is nobody but the first."""
+    """Paused ones before others, then those whose owner has more than a fair share of places, then the lowest priority,
+    then who was preempted least often, then the youngest. None if there is nobody but the first."""
     first = max(running, key=lambda r: (not r.paused, r.priority, -r.key), default=None)
     others = [r for r in running if r is not first]
-    return min(others, key=lambda r: (not r.paused, r.priority, r.preemptions, -r.key), default=None)
+    held = Counter(r.owner for r in running)
+    rich = min(held.values(), default=0) + LEAD
+    return min(others, default=None, key=lambda r: (
+        not r.paused, held[r.owner] < rich, r.priority, r.preemptions, -r.key))  # fmt: skip
 
 
 def headroom(preemptions: int, running: int) -> int:

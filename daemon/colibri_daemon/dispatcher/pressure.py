@@ -8,35 +8,37 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..common import ipc, log
+from .pool_link import PoolLink
 from .preempt import victim
-from .streams import Stream
-from .workers import Worker, WorkerPool
+from .streams import Leaving, Stream
+from .workers import Worker, WorkerId
 
 CALM_SECONDS = 0.02  # for the pool to see what a victim gave back
-STILL_SECONDS = 1.0  # without a step of a worker that is short, though there is nobody to preempt
+STILL_SECONDS = 3.0  # without a step of a worker that is short, though there is nobody to preempt: more than a lost
+#                      worker's slabs take to come back (losses.py, HOLD_SECONDS)
 STILL_STEPS = 10  # or so many times its longest step, if that is more
 _log = log.get("pressure")
 
 
 class Pressure:
-    """short: slabs that workers wait for, by slot. end(stream) is called for those that cannot go on."""
+    """Of one pool. short: slabs that workers wait for. end(stream) is called for those that cannot go on."""
 
-    def __init__(self, workers: WorkerPool, clock: Callable[[], float], end: Callable[[Stream], None]) -> None:
-        self.short: dict[int, int] = {}
-        self._workers, self._clock, self._end = workers, clock, end
+    def __init__(self, pool: PoolLink, clock: Callable[[], float], end: Callable[[Stream], None]) -> None:
+        self.short: dict[WorkerId, int] = {}
+        self._pool, self._clock, self._end = pool, clock, end
         self._leaving: Stream | None = None  # was told to give way
         self._calm_until = 0.0
         self._still: dict[Worker, tuple[int, float]] = {}  # steps made, and since when no more
 
-    def rise(self, slot: int, missing: int) -> None:
-        if missing < self.short.get(slot, 0):
+    def rise(self, worker: WorkerId, missing: int) -> None:
+        if missing < self.short.get(worker, 0):
             self._calm_until = 0.0  # it got some, and not enough
-        self.short[slot] = missing
+        self.short[worker] = missing
         self.look(self._clock())
 
-    def fall(self, slot: int) -> None:
-        self.short.pop(slot, None)
-        self._still = {worker: still for worker, still in self._still.items() if worker.slot != slot}
+    def fall(self, worker: WorkerId) -> None:
+        self.short.pop(worker, None)
+        self._still = {other: still for other, still in self._still.items() if other.id != worker}
 
     def reset(self) -> None:
         """There is no pool to say who is short."""
@@ -53,8 +55,8 @@ class Pressure:
         """Does what there is to do; called when somebody gets short and several times a second."""
         if not self.short or self._leaving is not None or now < self._calm_until:
             return
-        running = [stream for worker in self._workers for stream in worker.running.values() if stream.forced is None]
-        chosen = victim(running)
+        running = [stream for worker in self._pool.workers() for stream in worker.running.values()]
+        chosen = victim([stream for stream in running if stream.forced is None and stream.leaving is None])
         if chosen is None:
             return self._judge(now)
         self._still.clear()
@@ -64,14 +66,14 @@ class Pressure:
         """To give way."""
         worker = stream.worker
         assert worker is not None  # it runs
-        self._leaving = stream
+        self._leaving, stream.leaving = stream, Leaving.SLABS
         _log.info("request is preempted", id=stream.id, connection=stream.connection, worker=worker.slot,
                   computed=stream.prompt + stream.progress, before=stream.preemptions, missing=sum(self.short.values()))
         worker.say(ipc.PREEMPT, stream.key)
 
     def _judge(self, now: float) -> None:
         """Whether those that are short stand still."""
-        for worker in [worker for worker in self._workers if worker.slot in self.short and worker.running]:
+        for worker in [worker for worker in self._pool.workers() if worker.id in self.short and worker.running]:
             steps, since = self._still.get(worker, (-1, now))
             if steps != worker.steps:
                 self._still[worker] = worker.steps, now

@@ -1,7 +1,7 @@
 """From a worker's rows to frames in the clients' output: the hot path. One call per STEP, one short path per row.
 
 A stream's short path is open (``plain``) while its row needs nothing but a TOKENS frame: the first one was sent,
-nothing waits for credit, no usage is wanted and its client is there.
+nothing waits for credit, no usage is wanted, its client is there and it is no suspect.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Ends(Protocol):
 
     def prefilled(self, stream: Stream) -> None: ...
 
+    def tried(self, stream: Stream) -> None: ...
+
     def starve(self, stream: Stream) -> None: ...
 
 
 class Relay:
-    def __init__(self, ends: Ends, max_frame: int, clock: Callable[[], float]) -> None:
+    def __init__(self, ends: Ends, clock: Callable[[], float]) -> None:
         self._ends, self._clock = ends, clock
-        self._tokens_bytes = max_frame - FRAME_SPARE
-        self._scores_bytes = min(SCORES_FRAME, max_frame) - FRAME_SPARE
         self.tokens_relayed = 0
 
     def step(self, worker: Worker, number: int, rows: list[Any]) -> None:
@@ -79,6 +79,8 @@ class Relay:
         stream.tokens += ids
         if stream.held is not None and ids:
             stream.held.put(details["lp"], details.get("top") or b"", details.get("toplp") or b"")
+        if stream.struck_at is not None:
+            self._ends.tried(stream)
         self.release(stream)
         if "finish" in details:
             stream.generated = details.get("generated", 0)
@@ -89,17 +91,13 @@ class Relay:
         if stream.session is None:
             stream.sent += stream.pending
             return
-        most = self._most(stream)
+        most = _most(stream, stream.session.max_frame)
         while (count := min(stream.pending, stream.credit, most)) > 0:
             stream.session.channel.write(self._tokens(stream, count))
         if stream.pending and not stream.credit:
             self._ends.starve(stream)
-        stream.plain = not stream.pending and stream.sent > stream.base and not stream.echo_usage
-
-    def _most(self, stream: Stream) -> int:
-        """Tokens that fit into one frame."""
-        width = TOKEN if stream.held is None else 2 * TOKEN * (1 + (stream.job.logprobs or 0))
-        return max(1, min(TOKENS_MOST, self._tokens_bytes // width))
+        stream.plain = (not stream.pending and stream.sent > stream.base and not stream.echo_usage
+                        and stream.struck_at is None)  # fmt: skip
 
     def _tokens(self, stream: Stream, count: int) -> bytes:
         """The TOKENS frame of the next count tokens, which then count as sent."""
@@ -107,6 +105,7 @@ class Relay:
         rare: dict[str, Any] = {} if stream.held is None else dict(stream.held.take(count))
         if index == stream.base:
             rare["cached_tokens"] = stream.cached
+            rare["generation"] = stream.origin.number
         if stream.echo_usage:
             rare["usage"] = Usage(prompt=stream.prompt, cached=stream.cached, generated=after).to_body()
         stream.sent = after
@@ -119,7 +118,8 @@ class Relay:
         """Sends the scores from position index on, but for those that an earlier worker had delivered."""
         count = len(logprobs) // TOKEN
         width = len(top or b"") // max(1, count)  # bytes of a position in top
-        most = max(1, self._scores_bytes // (TOKEN + 2 * width))
+        frame = SCORES_FRAME if stream.session is None else min(SCORES_FRAME, stream.session.max_frame)
+        most = max(1, (frame - FRAME_SPARE) // (TOKEN + 2 * width))
         for at in range(max(0, stream.scored - index), count, most):
             end = min(count, at + most)
             if stream.session is not None:
@@ -129,3 +129,9 @@ class Relay:
                     top_logprobs=top_logprobs[width * at : width * end] if top_logprobs else None,
                 ), stream.id)  # fmt: skip
             stream.scored = index + end
+
+
+def _most(stream: Stream, max_frame: int) -> int:
+    """Tokens that fit into one frame."""
+    width = TOKEN if stream.held is None else 2 * TOKEN * (1 + (stream.job.logprobs or 0))
+    return max(1, min(TOKENS_MOST, (max_frame - FRAME_SPARE) // width))

@@ -9,19 +9,18 @@ from importlib.metadata import version
 
 from colibri_protocol.codec import encode, error_message
 from colibri_protocol.errors import Code, ConnectionFault
-from colibri_protocol.messages import LimitInfo, ModelInfo, StatsReply
+from colibri_protocol.messages import LimitInfo, Model, ModelInfo, StatsReply
 
 from ..common import log
-from ..common.facts import ModelFacts
 from ..common.settings import Settings
 from .accept import Acceptor
 from .channel import Outbox
+from .generation import Generations
+from .handlers import HANDLERS
 from .health import HealthBoard
-from .pool_link import PoolLink
 from .requests import Requests
-from .session import Peer, Session, Timeouts, peer_of
+from .session import Peer, Session, Timeouts, groups_of, peer_of
 from .stats import Stats, report
-from .workers import WorkerPool
 
 CONNECTION_RETRY_MS = 1000
 _log = log.get("server")
@@ -30,18 +29,12 @@ _log = log.get("server")
 class Server:
     """What sessions and handlers need of the rest."""
 
-    def __init__(self, outbox: Outbox, settings: Settings, facts: ModelFacts, requests: Requests,
-                 workers: WorkerPool, pool: PoolLink, stats: Stats, health: HealthBoard, timeouts: Timeouts) -> None:
+    def __init__(self, outbox: Outbox, generations: Generations, requests: Requests, stats: Stats, health: HealthBoard,
+                 timeouts: Timeouts) -> None:
         self.outbox, self.clock, self.timeouts = outbox, outbox.clock, timeouts
         self.requests, self.stats, self.health = requests, stats, health
-        self.version, self.generation = f"colibrid {version('colibri-daemon')}", 1
-        self.max_frame = settings.max_frame
-        self.model = ModelInfo(
-            name=facts.name, id=facts.id, fingerprint=facts.fingerprint, vocab_size=facts.vocab_size,
-            max_len=facts.max_len, eos_ids=facts.eos_ids, pinned=facts.pinned, window=facts.window,
-            positions=facts.positions, block=facts.slab_tokens, kv_format=facts.kv_format, folder=facts.folder,
-        )  # fmt: skip
-        self._settings, self._workers, self._pool = settings, workers, pool
+        self.version = f"colibrid {version('colibri-daemon')}"
+        self.generations, self.handlers = generations, HANDLERS
         self.sessions: set[Session] = set()
         self._per_uid: Counter[int] = Counter()
         self._opened = 0
@@ -50,12 +43,41 @@ class Server:
         self._drain_until = self._started
 
     @property
+    def generation(self) -> int:
+        return self.generations.serving.number
+
+    @property
+    def model(self) -> ModelInfo:
+        facts = self.generations.serving.facts
+        return ModelInfo(
+            name=facts.name, id=facts.id, fingerprint=facts.fingerprint, vocab_size=facts.vocab_size,
+            max_len=facts.max_len, eos_ids=facts.eos_ids, pinned=facts.pinned, window=facts.window,
+            positions=facts.positions, block=facts.slab_tokens, kv_format=facts.kv_format, folder=facts.folder,
+        )  # fmt: skip
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the generation that serves."""
+        return self.generations.serving.settings
+
+    @property
     def idle(self) -> bool:
         """Everything that was to be sent is sent."""
         return not any(session.channel.buffered or session.channel.out for session in self.sessions)
 
     def listen(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         self._acceptor = Acceptor(loop, listener, self._accepted, self._no_descriptor)
+
+    def serve_another(self) -> None:
+        """Another generation serves from now on: what is told of the model, and the limits of new connections."""
+        for session in list(self.sessions):
+            if session.welcomed:
+                session.send(Model(generation=self.generation, model=self.model))
+
+    def stop_accepting(self) -> None:
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
 
     def go_away(self, seconds: float) -> None:
         """Tells every client that no new requests are taken, and how long live ones may go on."""
@@ -88,32 +110,50 @@ class Server:
             if not self._per_uid[session.peer.uid]:
                 del self._per_uid[session.peer.uid]
 
+    @property
+    def uptime(self) -> float:
+        return self.clock() - self._started
+
     def limits_for(self, session: Session) -> LimitInfo:
-        return LimitInfo(frame=self.max_frame, requests=session.max_requests)
+        return LimitInfo(frame=session.max_frame, requests=session.max_requests)
 
     def stats_reply(self) -> StatsReply:
-        return report(self.stats, self.requests, self._workers, self._pool,
+        return report(self.stats, self.requests, self.generations,
                       [s.channel.buffered for s in self.sessions], sum(s.pausing for s in self.sessions),
-                      self.clock() - self._started)
+                      self.uptime)
 
     def _accepted(self, sock: socket.socket) -> None:
         peer = peer_of(sock)
-        if (refusal := self._refusal(peer)) is not None:
-            self.stats.add("connections_total", result="refused_limit")
+        if (refusal := self.refusal(sock, peer)) is not None:
+            result = "refused_auth" if refusal.code is Code.PERMISSION else "refused_limit"
+            self.stats.add("connections_total", result=result)
             with sock:
                 self._tell(sock, refusal)
             return
         self.stats.add("connections_total", result="accepted")
         self._opened += 1
         self._per_uid[peer.uid] += 1
-        trusted = peer.uid in self._settings.trusted_uids
-        limit = self._settings.requests_per_connection_trusted if trusted else self._settings.requests_per_connection
+        settings = self.settings
+        trusted = peer.uid in settings.trusted_uids
+        limit = settings.requests_per_connection_trusted if trusted else settings.requests_per_connection
         self.sessions.add(Session(self, sock, peer, self._opened, limit))
 
-    def _refusal(self, peer: Peer) -> ConnectionFault | None:
+    def _may_connect(self, sock: socket.socket, peer: Peer) -> bool:
+        """As far as the daemon is asked: the socket's mode has let it in."""
+        settings = self.settings
+        if not settings.allowed_uids and not settings.allowed_gids:
+            return True
+        return (peer.uid in settings.allowed_uids or peer.uid in settings.trusted_uids
+                or bool(settings.allowed_gids) and not groups_of(sock, peer).isdisjoint(settings.allowed_gids))
+
+    def refusal(self, sock: socket.socket, peer: Peer) -> ConnectionFault | None:
+        """Why the connection is closed at once; None if it is not."""
+        if not self._may_connect(sock, peer):
+            return ConnectionFault(Code.PERMISSION, f"user {peer.uid} may not connect; add the user to allowed_uids, "
+                                   "or a group to allowed_gids")
         for count, limit, whose in (
-            (len(self.sessions), self._settings.connections, "open"),
-            (self._per_uid[peer.uid], self._settings.connections_per_uid, f"open by user {peer.uid}"),
+            (len(self.sessions), self.settings.connections, "open"),
+            (self._per_uid[peer.uid], self.settings.connections_per_uid, f"open by user {peer.uid}"),
         ):
             if count >= limit:
                 return ConnectionFault(Code.TOO_MANY_CONNECTIONS, f"{count} connections are {whose}; close one or "
@@ -129,6 +169,7 @@ class Server:
         self.stats.fault(fault)
         sock.setblocking(False)
         try:
-            sock.send(encode(error_message(fault, retry_after_ms=CONNECTION_RETRY_MS)))
+            later = CONNECTION_RETRY_MS if fault.code is Code.TOO_MANY_CONNECTIONS else None
+            sock.send(encode(error_message(fault, retry_after_ms=later)))
         except OSError:
             return

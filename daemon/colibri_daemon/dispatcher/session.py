@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,12 +30,12 @@ from colibri_protocol.messages import GoAway, Ping
 
 from ..common import log
 from .channel import Channel
-from .handlers import HANDLERS
 
 if TYPE_CHECKING:
     from .server import Server
     from .streams import Stream
 
+SO_PEERGROUPS, MOST_GROUPS = 59, 256
 _log = log.get("session")
 
 
@@ -65,12 +66,23 @@ def peer_of(sock: socket.socket) -> Peer:
     return Peer(*struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
 
 
+def groups_of(sock: socket.socket, peer: Peer) -> frozenset[int]:
+    """The groups of whoever connected, as they were then. Only the first one where there are more than MOST_GROUPS or
+    where the kernel does not tell (Linux before 4.13)."""
+    try:
+        data = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, 4 * MOST_GROUPS)
+    except OSError:
+        data = b""
+    return frozenset((peer.gid, *array("I", data)))
+
+
 class Session:
     """number: unique, for logs. streams: the live requests by the client's ids."""
 
     def __init__(self, server: Server, sock: socket.socket, peer: Peer, number: int, max_requests: int) -> None:
         self.server, self.peer, self.number, self.max_requests = server, peer, number, max_requests
-        self.conn = Connection(Role.SERVER, max_frame=server.max_frame)
+        self.max_frame = server.settings.max_frame  # as this connection was told
+        self.conn = Connection(Role.SERVER, max_frame=self.max_frame)
         self.streams: dict[int, Stream] = {}
         self.owed = 0  # answers that wait for another process, other than the streams'
         self.credit = False  # negotiated
@@ -79,7 +91,7 @@ class Session:
         self.welcomed = self.leaving = False  # leaving: BYE or half-closed; closes when nothing is live
         self.pausing = False  # its requests are kept out of the batches until it reads
         self._timeouts = server.timeouts
-        self._opened = self._heard = server.clock()
+        self.opened = self._heard = server.clock()
         self._pings = 0
         self._frame_since: float | None = None  # a frame is half received since
         self._soft_since: float | None = None  # more than the soft limit is unread since
@@ -111,7 +123,7 @@ class Session:
         try:
             if isinstance(message, InvalidMessage):
                 raise message
-            HANDLERS[type(message)](self, request_id, message)
+            self.server.handlers[type(message)](self, request_id, message)
         except InvalidMessage as e:
             self._refuse(e, request_id)
         except ConnectionFault as e:
@@ -194,7 +206,7 @@ class Session:
         if self._closing_since is not None:
             if self.channel.closed or now - self._closing_since >= self._timeouts.linger:
                 self.drop()
-        elif not self.welcomed and now - self._opened >= self._timeouts.hello:
+        elif not self.welcomed and now - self.opened >= self._timeouts.hello:
             self.fail(ConnectionFault(Code.READ_TIMEOUT, f"no HELLO within {self._timeouts.hello:g} s"))
         elif self._frame_since is not None and now - self._frame_since >= self._timeouts.frame:
             self.fail(ConnectionFault(Code.READ_TIMEOUT, f"no rest of a frame within {self._timeouts.frame:g} s"))

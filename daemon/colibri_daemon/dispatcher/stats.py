@@ -13,9 +13,10 @@ from colibri_protocol.errors import Code, ProtocolError
 from colibri_protocol.messages import StatsReply
 
 if TYPE_CHECKING:
+    from .generation import Generations
     from .pool_link import PoolLink
     from .requests import Requests
-    from .workers import Worker, WorkerPool
+    from .workers import Worker
 
 FINISHED = ("stop", "length", "abort", "deadline", "error")
 PROTOCOL_FAULTS = {
@@ -39,19 +40,21 @@ METRICS = (
     Metric("request_success_total", "counter", "Requests that ended, by how.", "finished_reason", FINISHED),
     Metric("request_errors_total", "counter", "ERROR messages sent.", "code", tuple(code.name for code in Code)),
     Metric("admission_rejections_total", "counter", "Requests not accepted.", "reason",
-           ("queue_full", "queue_tokens", "peer_limit", "never_fits", "draining", "not_ready", "invalid")),
+           ("queue_full", "queue_tokens", "peer_limit", "never_fits", "draining", "not_ready", "poisoned", "invalid")),
     Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
     Metric("generation_tokens_total", "counter", "Tokens that workers delivered."),
     Metric("request_takeovers_total", "counter", "Requests that moved off a lost worker."),
-    Metric("num_preemptions_total", "counter", "Times that a request gave its KV slabs up and waited again."),
+    Metric("poison_requests_total", "counter", "Requests that were proven to end their workers."),
+    Metric("num_preemptions_total", "counter", "Times that a request gave way to others and waited again."),
     Metric("connections_total", "counter", "Connections by what became of them.", "result",
-           ("accepted", "refused_limit", "emfile")),
+           ("accepted", "refused_limit", "refused_auth", "emfile")),
     Metric("protocol_errors_total", "counter", "Connections that broke the protocol.", "kind",
            tuple(PROTOCOL_FAULTS.values())),
     Metric("slow_reader_disconnects_total", "counter", "Connections closed because they did not read."),
     Metric("num_requests_running", "gauge", "Requests in workers."),
     Metric("num_requests_waiting", "gauge", "Requests in the queue."),
     Metric("waiting_tokens", "gauge", "Tokens that they have to compute first."),
+    Metric("stall_bound_seconds", "gauge", "Longest time that a step is meant to take, of all workers; 0: not known."),
     Metric("connections", "gauge", "Open now.", "state", ("active", "paused")),
     Metric("output_buffer_bytes", "gauge", "Output that clients have not read yet."),
 )  # fmt: skip
@@ -97,21 +100,23 @@ class Stats:
             self.add("protocol_errors_total", kind=PROTOCOL_FAULTS[error.code])
 
 
-def report(stats: Stats, requests: Requests, workers: WorkerPool, pool: PoolLink, unread: list[int], paused: int,
+def report(stats: Stats, requests: Requests, generations: Generations, unread: list[int], paused: int,
            uptime: float) -> StatsReply:
     """STATS_REPLY. unread: bytes of output waiting per connection; paused: connections whose requests are kept back."""
     for name, value in (
-        ("num_requests_running", requests.running), ("num_requests_waiting", len(requests.queue)),
-        ("waiting_tokens", requests.queue.tokens), ("output_buffer_bytes", sum(unread)),
+        ("num_requests_running", requests.running), ("num_requests_waiting", requests.waiting),
+        ("waiting_tokens", requests.waiting_tokens), ("output_buffer_bytes", sum(unread)),
         ("generation_tokens_total", requests.tokens_relayed),
+        ("stall_bound_seconds", max((w.stall_ms / 1000 for g in generations for w in g.workers), default=0)),
     ):  # fmt: skip
         stats.set(name, value)
+    pool = generations.serving.pool
     stats.set("connections", len(unread) - paused, state="active")
     stats.set("connections", paused, state="paused")
     return StatsReply(
-        uptime_s=uptime, running=requests.running, waiting=len(requests.queue), waiting_tokens=requests.queue.tokens,
+        uptime_s=uptime, running=requests.running, waiting=requests.waiting, waiting_tokens=requests.waiting_tokens,
         connections=len(unread), kv_slabs=slabs_by_state(pool), counters=stats.counts | pool.counters,
-        workers=tuple(per_worker(w, pool) for w in workers),
+        workers=tuple(per_worker(worker, g.pool) for g in generations for worker in g.workers),
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """One record per live request, and the messages that can be made of it alone.
 
     QUEUED ──assign──> RUNNING ──last row──> ENDED                    (the usual way)
-       ^                 │ └─────last row──> HELD ──credit──> ENDED   (the client has not allowed the rest to be sent)
-       └lost or preempted┘
+     ^ ^                 │ └─────last row──> HELD ──credit──> ENDED   (the client has not allowed the rest to be sent)
+     │ └───preempted─────┤
+     └──── LOST <────────┘                                            (until it is known how its worker died)
     any ──cancel, deadline, drain──> ENDED, from RUNNING with the worker's last row
 
 requests.py makes the transitions, relay.py moves the tokens.
@@ -17,23 +18,32 @@ from typing import TYPE_CHECKING, Any
 
 from colibri_protocol.messages import Done, Receipt, StopMatch, Times, Usage
 
-from ..common.facts import ModelFacts
 from ..common.job import Job
 
 if TYPE_CHECKING:
+    from .generation import Generation
     from .session import Session
     from .workers import Worker
 
 TOKEN = 4  # bytes of an id
 Match = tuple[str, int] | None  # StopMatch: kind and value
+Owner = tuple[int, str | None]  # uid and tenant: whose share it is, and whose fault
 UNLIMITED = 1 << 62  # credit of a stream without flow control
 
 
 class Phase(IntEnum):
     QUEUED = 0
     RUNNING = 1
-    HELD = 2
-    ENDED = 3
+    LOST = 2
+    HELD = 3
+    ENDED = 4
+
+
+class Leaving(IntEnum):
+    """What a running request gives way for."""
+
+    SLABS = 0
+    PLACE = 1  # the place itself: somebody else's fair share, or the next suspect's turn
 
 
 class Held:
@@ -65,23 +75,28 @@ class Stream:
     so that any worker can go on from it."""
 
     __slots__ = (
-        "arrived", "assigned_at", "attempt", "base", "cached", "connection", "cost", "credit", "deadline",
-        "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "held", "id", "job", "key", "last_at",
-        "length", "lost", "mark", "match", "owner", "paused", "phase", "plain", "preemptions", "priority", "promised",
-        "prompt", "scored", "sent", "session", "slot", "starved_since", "step", "timer", "tokens", "trace", "worker",
+        "arrived", "asked_seed", "assigned_at", "attempt", "base", "cached", "charged", "connection", "cost", "credit",
+        "deadline", "displaced", "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "generation",
+        "held", "id", "job", "key", "last_at", "leaving", "length", "lost", "mark", "match", "moving", "origin",
+        "owner", "paused", "phase", "plain", "preemptions", "priority", "promised", "prompt", "scored", "sent",
+        "session", "slot", "starved_since", "step", "struck_at", "timer", "tokens", "trace", "worker",
     )  # fmt: skip
 
-    def __init__(self, key: int, request_id: int, session: Session, job: Job, owner: tuple[int, str | None],
-                 message: Any, now: float) -> None:
+    def __init__(self, key: int, request_id: int, session: Session, generation: Generation, job: Job,
+                 owner: Owner, message: Any, now: float) -> None:
         """message: the GENERATE or SCORE."""
+        resume = getattr(message, "resume", None)
+        self.asked_seed: int | None = resume.seed if resume else getattr(message, "seed", None)
         self.key = key  # unique in the life of the dispatcher; grows with arrival
         self.id = request_id
         self.session: Session | None = session  # None: the client is gone
         self.connection = session.number  # for logs
         self.job = job
+        self.generation = self.origin = generation  # that has to serve it; that admitted it
+        self.moving = False  # was told to leave its worker for one of another generation
         self.owner, self.priority, self.trace = owner, message.priority, message.trace
         self.tokens = bytearray(job.generated)
-        self.base = self.sent = len(job.generated) // TOKEN  # resumed; sent or resumed
+        self.base = self.sent = self.charged = len(job.generated) // TOKEN  # resumed; sent; counted for its owner
         self.prompt = len(job.tokens) // TOKEN
         self.cost = self.prompt + self.base  # to be computed before the next token
         self.length = self.prompt + job.max_tokens
@@ -93,8 +108,10 @@ class Stream:
         self.promised = 0  # KV slabs that it has to take yet
         self.slot: int | None = None  # of the last worker
         self.attempt = self.fruitless = 0  # assignments; lost workers in a row without progress
-        self.preemptions = 0
-        self.lost = False  # waits because its worker was lost
+        self.leaving: Leaving | None = None  # was told to give way to others, and has not yet
+        self.preemptions = self.displaced = 0  # times that it gave way for want of slabs, and to somebody's fair share
+        self.lost = ""  # how its worker died, while it waits for another
+        self.struck_at: int | None = None  # progress when it became a suspect (poison.py)
         self.mark = 0  # progress at the last assignment
         self.credit = UNLIMITED
         self.plain = False  # the next row can be relayed the short way
@@ -146,8 +163,8 @@ class Stream:
         return Times(queue=_ms(assigned - self.arrived), prefill=_ms(first - assigned),
                      decode=_ms(max(0.0, self.last_at - first)) if self.first_at else 0.0)
 
-    def done(self, finish: str, facts: ModelFacts, usage: Usage, times: Times) -> Done:
-        job = self.job
+    def done(self, finish: str, usage: Usage, times: Times) -> Done:
+        job, facts = self.job, self.origin.facts
         receipt = None if self.is_score else Receipt(
             model_id=facts.id, fingerprint=facts.fingerprint, seed=job.seed, pinned=job.pinned, window=job.window,
             positions=job.positions, kv_format=facts.kv_format, max_tokens=job.max_tokens)  # fmt: skip

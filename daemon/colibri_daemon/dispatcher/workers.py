@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..common import ipc, log
 from .channel import Channel, Outbox
 from .streams import Phase, Stream
 
+WorkerId = tuple[int, int]  # slot, epoch
 LINK_BYTES = 1 << 20  # a worker that has this much to read gets no more requests
 _log = log.get("workers")
 
@@ -38,6 +39,11 @@ class Worker:
         self._pool = pool
         self._unframer = ipc.Unframer()
         self.channel = Channel(pool.outbox, sock, self, LINK_BYTES)
+
+    @property
+    def id(self) -> WorkerId:
+        """No other process of the service has or had it."""
+        return self.slot, self.epoch
 
     @property
     def room(self) -> int:
@@ -86,6 +92,7 @@ class Worker:
                 self._take(message)
         except Exception:  # theirs or ours: what this message left half done is done again elsewhere
             _log.exception("a worker broke the link protocol", worker=self.slot, pid=self.pid)
+            self._pool.distrust(self)
             self.stop()
 
     def ended(self, error: OSError | None) -> None:
@@ -111,10 +118,11 @@ class Worker:
 
 
 class WorkerPool:
-    """The workers by slot."""
+    """The workers of a generation by slot."""
 
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
+    def __init__(self, outbox: Outbox, distrust: Callable[[Worker], None] = lambda _: None) -> None:
+        """distrust(worker) has the process ended."""
+        self.outbox, self.distrust = outbox, distrust
         self.listener: Listener
         self._slots: dict[int, Worker] = {}
 

@@ -21,6 +21,8 @@ def _states(pool: Pool) -> Iterator[str]:
         yield f"states: the counts are {pool.counts()}, the states others"
     if {slab.number for slab in table.all if slab.state is State.FREE} != set(table.free):
         yield "states: the free list is not the free slabs"
+    if {slab.number for slab in table.all if slab.state is State.WITHHELD} != set(table.withheld):
+        yield "states: the list of withheld slabs is not the withheld slabs"
     if {slab.number for slab in table.all if slab.state is State.CACHED} != table.queued():
         yield "states: the eviction queue is not the cached slabs"
 

@@ -13,23 +13,26 @@ import zlib
 from dataclasses import dataclass
 from hashlib import sha256
 
+from .counters import COUNTERS_BYTES
 from .messages import MASK_BYTES, TOKEN
 
 MAGIC = b"ColibrKV"
-VERSION = 1
+VERSION = 2
 COMMITTED, QUARANTINED = b"cmtd", b"quar"  # the states in which the contents must be remembered
 _NONE = bytes(4)
 _HEADER = struct.Struct("<II32sI")  # slabs, T, identity, version; then MAGIC
-_HEADER_SPACE = 64
-_BODY = struct.Struct(f"<32s32sQQIIB{MASK_BYTES}s")  # as in Entry; then tokens, checksum, state
+_COUNTERS_AT = 64
+_BODY = struct.Struct(f"<32s32sQQIIdB{MASK_BYTES}s")  # as in Entry; then tokens, checksum, state
 _SUM = struct.Struct("<I")
 _ALIGN = 64
+_HEADER_SPACE = -(-(_COUNTERS_AT + COUNTERS_BYTES) // _ALIGN) * _ALIGN
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """uid, parent_uid: of nodes; a parent is found by its uid if it is in the journal too, a root (ordinal 0) by its
-    digest, which is ``parent``. Digests are padded with zeros."""
+    digest, which is ``parent``. Digests are padded with zeros. committed: when, in seconds of the monotonic clock,
+    which is one for all processes."""
 
     slab: int
     digest: bytes = b""
@@ -38,6 +41,7 @@ class Entry:
     parent_uid: int = 0
     ordinal: int = 0
     crc: int = 0
+    committed: float = 0.0
     indexed: bool = False
     mask: bytes = bytes(MASK_BYTES)
     tokens: bytes = b""
@@ -73,10 +77,20 @@ class Journal:
         """Erases all. The header becomes valid last."""
         end = len(self._header)
         self._memory[end : end + len(MAGIC)] = bytes(len(MAGIC))
+        self.counters = bytes(COUNTERS_BYTES)
         for slab in range(self._slabs):
             self.erase(slab)
         self._memory[:end] = self._header
         self._memory[end : end + len(MAGIC)] = MAGIC
+
+    @property
+    def counters(self) -> bytes:
+        """Counters.pack() of this or the last process; zeros at first."""
+        return bytes(self._memory[_COUNTERS_AT : _COUNTERS_AT + COUNTERS_BYTES])
+
+    @counters.setter
+    def counters(self, packed: bytes) -> None:
+        self._memory[_COUNTERS_AT : _COUNTERS_AT + COUNTERS_BYTES] = packed
 
     def load(self) -> list[Entry]:
         """All valid records, by slab; none if the journal is not ours."""
@@ -94,7 +108,8 @@ class Journal:
         self.erase(entry.slab)
         at, end = self._bounds(entry.slab)
         body = _BODY.pack(entry.digest, entry.parent, entry.uid, entry.parent_uid, entry.ordinal, entry.crc,
-                          entry.indexed, entry.mask) + entry.tokens.ljust(self._token_bytes, b"\0")  # fmt: skip
+                          entry.committed, entry.indexed, entry.mask)  # fmt: skip
+        body += entry.tokens.ljust(self._token_bytes, b"\0")
         self._memory[at:end] = body
         self._memory[end : end + _SUM.size] = _SUM.pack(self._checksum(entry.slab, body))
         state = QUARANTINED if entry.quarantined else COMMITTED
@@ -109,9 +124,8 @@ class Journal:
             return None
         if _SUM.unpack_from(self._memory, end)[0] != self._checksum(slab, body):
             return None
-        digest, parent, uid, parent_uid, ordinal, crc, indexed, mask = _BODY.unpack_from(body)
-        return Entry(slab, digest, parent, uid, parent_uid, ordinal, crc, bool(indexed), mask, body[_BODY.size :],
-                     state == QUARANTINED)  # fmt: skip
+        *fields, indexed, mask = _BODY.unpack_from(body)
+        return Entry(slab, *fields, bool(indexed), mask, body[_BODY.size :], state == QUARANTINED)
 
     @staticmethod
     def _checksum(slab: int, body: bytes) -> int:

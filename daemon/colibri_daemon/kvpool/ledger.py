@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .counters import Counters
 from .journal import Entry, Journal
 from .policies import POLICIES
@@ -25,13 +27,16 @@ class Ledger:
     # ---- leases ------------------------------------------------------------------------------------------------------
 
     def lease(self, worker: Worker) -> int:
-        """One of the free or cached slabs, of which there must be one."""
-        if self.table.free:
-            slab = self.table.next_free()
-        else:
-            slab = self.table.worst()
+        """One of the free or cached slabs, or of the withheld ones if there is no other; there must be one."""
+        table = self.table
+        if table.free:
+            slab = table.next_free()
+        elif table.counts[State.CACHED]:
+            slab = table.worst()
             self.free(slab)
             self.counters.kv_evictions[self.policy] += 1
+        else:
+            slab = table[next(iter(table.withheld))]
         self.lease_this(worker, slab)
         return slab.number
 
@@ -46,6 +51,9 @@ class Ledger:
         slab.worker = None
         self.table.move(slab, state)
         return slab
+
+    def save_counters(self) -> None:
+        self.journal.counters = self.counters.pack()
 
     # ---- holds -------------------------------------------------------------------------------------------------------
 
@@ -90,30 +98,51 @@ class Ledger:
 
     # ---- contents ----------------------------------------------------------------------------------------------------
 
-    def record(self, slab: Slab, sequence: Sequence, ordinal: int, tokens: bytes, crc: int,
-               parent: Node | None) -> None:  # fmt: skip
+    def record(self, slab: Slab, sequence: Sequence, ordinal: int, tokens: bytes, crc: int, parent: Node | None,
+               now: float) -> None:  # fmt: skip
         """What the sequence has put into the slab, which it holds; parent: contents of the slab before."""
         parent = parent if sequence.request.use else None
         node, displaced = self.index.child(parent, sequence.mask(ordinal), tokens)
         if displaced is not None and self.table[displaced].state is State.CACHED:
             self.free(self.table[displaced])
-        self.know(slab, node, ordinal, crc)
+        self.know(slab, node, ordinal, crc, now)
         slab.checked = self.faults
         above = node.parent
         self.journal.write(
             Entry(slab.number, node.hash, above.hash if above else b"", node.uid, above.uid if above else 0, ordinal,
-                  crc, node.indexed, node.mask, tokens)
+                  crc, now, node.indexed, node.mask, tokens)
         )  # fmt: skip
 
-    def know(self, slab: Slab, node: Node, ordinal: int, crc: int) -> None:
+    def know(self, slab: Slab, node: Node, ordinal: int, crc: int, committed: float) -> None:
         self.index.fill(node, slab.number)
-        slab.node, slab.ordinal, slab.crc = node, ordinal, crc
+        slab.node, slab.ordinal, slab.crc, slab.committed = node, ordinal, crc, committed
 
     def forget(self, slab: Slab) -> None:
+        self.disown(slab)
+        slab.holders, slab.uses = 0, 0
+
+    def evict(self, slabs: Iterable[Slab], reason: str) -> int:
+        """Cached ones; how many."""
+        count = 0
+        for slab in slabs:
+            self.free(slab)
+            count += 1
+        self.counters.kv_evictions[reason] += count
+        return count
+
+    def disown(self, slab: Slab) -> None:
+        """Nothing is known of its contents any more; who holds it still does."""
         self.journal.erase(slab.number)
         if slab.node is not None:
             self.index.vacate(slab.node, slab.number)
-        slab.node, slab.holders, slab.uses = None, 0, 0
+        slab.node = None
+
+    def doubt(self, slab: Slab) -> None:
+        """What it holds, and so what is behind it, may be made of damage: nothing finds it again."""
+        if slab.node is not None and slab.node.indexed:
+            self._cut(slab.node)
+        if slab.state is State.COMMITTED:
+            self.disown(slab)
 
     def _cut(self, node: Node) -> None:
         """Out of the tree, with all below."""

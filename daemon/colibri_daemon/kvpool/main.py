@@ -35,23 +35,28 @@ def run(control: socket.socket, page: Page, settings: Settings, facts: ModelFact
     """The process's exit code. control is non-blocking; page is this process's own. journal: descriptor of memory that
     the supervisor keeps, empty at first."""
     page[Field.STATE], page[Field.SLABS] = State.LOADING, arena.slabs
+    peers = _peers(control)
+    if peers is None:
+        return Exit.STOPPED
+    usable = peers.get("usable", arena.slabs)
     try:
-        _reserve(arena, page)
+        _reserve(arena, usable, page)
         memory = _map(journal, Journal.size(arena.slabs, arena.slab_tokens))
     except (OSError, ValueError) as e:
         reason = f"the KV cache of {arena.size >> 20} MiB cannot be had: {e}; lower kv_bytes"
         _log.error("no memory", reason=reason)
         ipc.send_control(control, {"t": "failed", "reason": reason})
         return Exit.CANNOT_LOAD
-    workers = _survivors(control)
-    if workers is None:
-        return Exit.STOPPED
+    workers = [(slot, epoch) for slot, epoch in peers["workers"]]
     begun = time.monotonic()
     book = Journal(memory, arena.slabs, arena.slab_tokens, identity(facts))
-    pool = Pool(arena.slabs, arena.slab_tokens, settings.kv_eviction, identity(facts), book, workers, begun)
+    pool = Pool(arena.slabs, arena.slab_tokens, settings.kv_eviction, identity(facts), book, workers, begun,
+                usable=usable)  # fmt: skip
     _log.info("pool ready", **pool.counts(), settling=len(workers), ms=round(1000 * (time.monotonic() - begun), 1))
     server = Server(pool, arena.geometry, begun, settings.hang_seconds)
-    return Loop(control, page, server).run()
+    if (fault := peers.get("fault")) is not None:
+        server.missed(fault)
+    return Loop(control, page, server, arena, usable).run()
 
 
 def identity(facts: ModelFacts) -> bytes:
@@ -59,14 +64,14 @@ def identity(facts: ModelFacts) -> bytes:
     return "\0".join((facts.id, facts.fingerprint, facts.kv_format)).encode()
 
 
-def _reserve(arena: Arena, page: Page) -> None:
-    page[Field.TO_LOAD] = arena.size
+def _reserve(arena: Arena, slabs: int, page: Page) -> None:
+    page[Field.TO_LOAD] = slabs * arena.slab_bytes
 
     def advance(done: int) -> None:
         page[Field.LOADED] = done
         page[Field.PROGRESS] += 1
 
-    arena.reserve(advance)
+    arena.reserve(advance, slabs)
 
 
 def _map(journal: int, size: int) -> memoryview:
@@ -76,20 +81,21 @@ def _map(journal: int, size: int) -> memoryview:
     return memoryview(mmap.mmap(journal, size))
 
 
-def _survivors(control: socket.socket) -> list[WorkerId] | None:
-    """The supervisor's first words: the workers that may have slabs of our former life. None if it has ended."""
+def _peers(control: socket.socket) -> dict[str, Any] | None:
+    """The supervisor's first words. None if it has ended."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.poll()
     packet = ipc.receive_control(control)
-    return None if packet is None else [(slot, epoch) for slot, epoch in packet[0]["workers"]]
+    return None if packet is None else packet[0]
 
 
 class Loop:
-    """Links to the peers and what goes over them."""
+    """Links to the peers and what goes over them; the arena's pages. usable: slabs that have them."""
 
-    def __init__(self, control: socket.socket, page: Page, server: Server) -> None:
+    def __init__(self, control: socket.socket, page: Page, server: Server, arena: Arena, usable: int) -> None:
         self._control, self._page, self._server = control, page, server
+        self._arena, self._usable, self._goal = arena, usable, usable
         self._links: dict[Peer, Link] = {}
         self._peers: dict[int, Peer] = {}  # by descriptor
         self._poll = select.poll()
@@ -106,15 +112,30 @@ class Loop:
             for fd, events in self._poll.poll(self._timeout()):
                 if fd != self._control.fileno():
                     self._serve(fd, events)
-                elif self._supervisor_gone():
-                    return Exit.STOPPED
-            self._server.turn(time.monotonic())
+            # After the peers: whoever attaches because a worker is dead was told so after us.
+            if self._supervisor_gone():
+                return Exit.STOPPED
+            self._grow()
+            self._arena.give_back(self._server.turn(time.monotonic()))
             self._send()
 
     def _timeout(self) -> int:
         """Milliseconds, rounded up."""
+        if self._usable < self._goal:
+            return 0
         wait = max(0.0, min(TURN_SECONDS, self._server.due - time.monotonic()))
         return -int(-1000 * wait // 1)
+
+    def _grow(self) -> None:
+        """A slice of what may be used from now on, if there is something."""
+        if self._usable >= self._goal:
+            return
+        try:
+            self._usable = self._arena.extend(self._usable, self._goal)
+        except OSError as e:
+            _log.error("no memory for all of the KV cache, it stays smaller", slabs=self._usable, error=str(e))
+            self._goal = self._usable
+        self._server.grow(self._usable)
 
     # ---- the supervisor ----
 
@@ -137,6 +158,12 @@ class Loop:
                 self._introduce(None, fds[0])
             case {"t": "dead", "slot": slot, "epoch": epoch, "fault": fault}:
                 self._bury((slot, epoch), fault)
+            case {"t": "usable", "slabs": int(slabs)}:
+                self._goal = max(self._goal, min(slabs, self._arena.slabs))
+            case {"t": "retire"}:
+                self._server.retire()
+            case {"t": "log_level", "level": level}:
+                log.set_level(level)
             case _:
                 _log.error("unexpected message", message=str(message), descriptors=len(fds))
 
@@ -216,7 +243,8 @@ class Loop:
     def _order(self) -> None:
         orders = self._server.orders
         while orders:
-            self._close(None if orders[0]["kind"] == "dispatcher" else (orders[0]["slot"], orders[0]["epoch"]))
+            if orders[0]["t"] == "kill":
+                self._close(None if orders[0]["kind"] == "dispatcher" else (orders[0]["slot"], orders[0]["epoch"]))
             if not ipc.send_control(self._control, orders[0]):
                 return  # it is behind with its reading: in the next turn
             del orders[0]

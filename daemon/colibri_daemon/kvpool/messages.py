@@ -31,7 +31,8 @@ def whole(value: Any, below: int, name: str) -> int:
 @dataclass(frozen=True, slots=True)
 class Request:
     """The attention and the tokens of a sequence. tokens: prompt and output so far; limit: the most of them that may
-    come from the cache. salt: requests share slabs only with the same one. use False: neither looks up nor is found."""
+    come from the cache. salt: requests share slabs only with the same one. use False: neither looks up nor is found.
+    verify: every slab is given with its CRC, since what the request has computed made no sense."""
 
     tokens: bytes = b""
     salt: bytes = b""
@@ -40,6 +41,7 @@ class Request:
     window: int = 0
     positions: str = "cache"
     limit: int = 0
+    verify: bool = False
 
     @classmethod
     def from_wire(cls, body: Any) -> Request:
@@ -50,8 +52,9 @@ class Request:
             raise PeerFault(f"no request: {str(body)[:200]}") from None
         if not (type(request.tokens) is type(request.salt) is bytes) or len(request.tokens) % TOKEN:
             raise PeerFault("a request's tokens or salt are no bytes or no whole token ids")
-        if type(request.use) is not bool or request.positions not in list(MODES):
-            raise PeerFault(f"a request's use is {request.use!r}, its positions {request.positions!r}")
+        if not (type(request.use) is type(request.verify) is bool) or request.positions not in list(MODES):
+            raise PeerFault(f"a request's use, verify and positions are {request.use!r}, {request.verify!r} and "
+                            f"{request.positions!r}")
         whole(request.pinned, U32, "pinned")
         whole(request.window, U32, "window")
         whole(request.limit, len(request.tokens) // TOKEN + 1, "limit")

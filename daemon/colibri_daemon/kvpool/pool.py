@@ -24,8 +24,10 @@ from .prefix import HASH_BITS
 from .search import Hit, find
 from .sequences import Sequence, Waiter, Worker
 from .slabs import State
+from .withheld import withhold
 
 DROPPED_KEYS = 4096  # remembered, since a drop may overtake the attach of a worker that is dead by now
+DEAD_WORKERS = 1024  # remembered
 
 
 class Pool:
@@ -33,26 +35,30 @@ class Pool:
     model id, fingerprint, KV format. hash_bits, ghosts: for tests.
 
     journal: what an earlier pool with the same identity and geometry left there is known again; None for a pool that
-    ends with the process. workers: those that live and may have slabs of the earlier pool. Until each has declared what
-    it has, or is dead, the pool is ``settling``: all verbs work, but alloc gives nothing."""
+    ends with the process. usable: how many of the slabs may be used at first (withheld.py). workers: those that live
+    and may have slabs of the earlier pool. Until each has declared what it has, or is dead, the pool is ``settling``:
+    all verbs work, but alloc gives nothing."""
 
     def __init__(self, slabs: int, slab_tokens: int, policy: str, identity: bytes, journal: Journal | None = None,
                  workers: Collection[WorkerId] = (), now: float = 0.0, hash_bits: int = HASH_BITS,
-                 ghosts: int | None = None) -> None:  # fmt: skip
+                 ghosts: int | None = None, usable: int | None = None) -> None:  # fmt: skip
         self.ledger = Ledger(slabs, slab_tokens, policy, identity, journal, hash_bits, ghosts)
         self.pending = Pending(slab_tokens)
         self.workers: dict[WorkerId, Worker] = {}
         self.latest: dict[int, Sequence] = {}  # by key: whom an attach of this key takes over from
         self.undeclared: set[WorkerId] = set(workers)
-        self.epochs: dict[int, int] = {}  # by slot: the newest that was declared or is dead
+        self.dead: dict[WorkerId, None] = {}  # the last ones
+        self.retired = False  # as in withheld.py
         self._dropped: dict[int, None] = {}
         recovery.load(self.ledger, now)
+        withhold(self.ledger.table, slabs if usable is None else usable)
         recovery.settle(self, now)
 
     # ---- workers -----------------------------------------------------------------------------------------------------
 
     def declare(self, worker: WorkerId, leased: Iterable[Any], held: Held, now: float) -> None:
-        """A worker's first words. A new worker has nothing. To a new pool it declares as leased whatever it has sent
+        """A worker's first words. A slot may have two for a while, of different epochs: a reload starts new ones while
+        the old ones finish. A new worker has nothing. To a new pool it declares as leased whatever it has sent
         no commit for, and as held what was attached or what it has sent a commit for, answered or not; behind
         this it sends once more the commits, attaches and allocs that were not answered, in their order."""
         recovery.declare(self, worker, list(leased), held, now)
@@ -80,6 +86,11 @@ class Pool:
             raise PeerFault(f"request {key} attached by {worker}, which has it")
         return self._answer(Waiter(worker, key, request), now) or Waiting(worker, key)
 
+    def has_elsewhere(self, worker: WorkerId, key: Any) -> bool:
+        """Whether another worker, which lives, has this request and has not let it go yet."""
+        latest = self.latest.get(key) if type(key) is int else None
+        return latest is not None and not latest.dropped and latest.worker not in (None, worker)
+
     def commit(self, worker: WorkerId, key: int, ordinal: int, slab: int, tokens: bytes, crc: int,
                now: float) -> Committed:  # fmt: skip
         """A leased slab is full: it holds the request's tokens from ordinal * T on, and will not change."""
@@ -87,11 +98,14 @@ class Pool:
         sequence = self._sequence(state, key)
         self._check_commit(state, sequence, ordinal, slab, tokens, crc)
         if ordinal in sequence.redo:
-            recovery.commit_again(self.ledger, sequence, ordinal, tokens, crc)
+            sequence.redo.remove(ordinal)
+            if not state.verifying:
+                recovery.commit_again(self.ledger, sequence, ordinal, tokens, crc, now)
         else:
             entry = self.ledger.end_lease(state, slab, State.COMMITTED)
             self.ledger.take(sequence, ordinal, entry, now)
-            self.ledger.record(entry, sequence, ordinal, tokens, crc, sequence.node)
+            if not state.verifying:
+                self.ledger.record(entry, sequence, ordinal, tokens, crc, sequence.node, now)
             self._advance(sequence)
         released = self._give_back(sequence, ordinal, now)
         return Committed(released, self._wake(_served(sequence), now))
@@ -120,19 +134,39 @@ class Pool:
         self.ledger.quarantine(self.ledger.table[number])
         self.counters.kv_quarantined += 1
 
-    def to_verify(self, worker: WorkerId) -> list[tuple[int, int]]:
-        """(slab, CRC) of all that the worker's requests hold: to be checked once after another's death by fault."""
-        held = {slab for sequence in self._worker(worker).sequences.values() for slab in sequence.slabs.values()}
-        return [(n, self.ledger.table[n].crc) for n in sorted(held) if self.ledger.table[n].node is not None]
+    def to_verify(self, worker: WorkerId) -> list[tuple[int, int | None]]:
+        """(slab, CRC) of all that the worker's requests hold, after suspect(): to be checked once. None: not to be used
+        again. Until verified() its commits count for nothing: they may have been on their way before it heard of it."""
+        state, table = self._worker(worker), self.ledger.table
+        state.verifying += 1
+        held = sorted({slab for sequence in state.sequences.values() for slab in sequence.slabs.values()})
+        return [(number, table[number].crc if table[number].node is not None else None) for number in held]
+
+    def verified(self, worker: WorkerId) -> None:
+        """It has checked what it was told to, and computes again whatever it had not sent a commit for."""
+        state = self._worker(worker)
+        if not state.verifying:
+            raise PeerFault(f"{worker} has verified what it was not told to")
+        state.verifying -= 1
 
     # ---- supervisor and dispatcher -----------------------------------------------------------------------------------
 
-    def worker_dead(self, worker: WorkerId, fault: bool, now: float) -> list[Attached]:
-        """Its process is reaped; fault: by a signal that makes the arena suspect. Its leases are free. Its requests
-        keep their committed slabs until another worker attaches them or they are dropped. Returns woken."""
-        slot, epoch = worker
-        self.epochs[slot] = max(epoch, self.epochs.get(slot, epoch))
-        self.ledger.faults += fault
+    def suspect(self, since: float) -> None:
+        """A worker died by a fault, and may have written over anything from then on. Damage to what was committed
+        before shows in its CRC; it is given with every attach until it was checked once. What was committed later may
+        be computed from damage, and its CRC be right all the same: it counts as not computed. To be called before
+        worker_dead(), and each other worker is to be told to_verify()."""
+        self.ledger.faults += 1
+        for slab in self.ledger.table.all:
+            if slab.node is not None and slab.committed >= since:
+                self.ledger.doubt(slab)
+
+    def worker_dead(self, worker: WorkerId, now: float) -> list[Attached]:
+        """Its process is reaped. Its leases are free. Its requests keep their committed slabs until another worker
+        attaches them or they are dropped. Returns woken."""
+        self.dead[worker] = None
+        if len(self.dead) > DEAD_WORKERS:
+            del self.dead[next(iter(self.dead))]
         woken = self._bury(state, now) if (state := self.workers.pop(worker, None)) else []
         if worker in self.undeclared:
             self.undeclared.remove(worker)
@@ -159,6 +193,15 @@ class Pool:
             self.drop(key, now)
         self._dropped.clear()
 
+    def evict(self, owner: bytes | None) -> int:
+        """Whatever has a salt that begins with owner, or anything, is found no more; what nobody holds of it is free
+        now. How many slabs. Owners of what another pool process left are known once they ask for something of it; until
+        then it counts as anybody's."""
+        table, index = self.ledger.table, self.ledger.index
+        index.cut_roots(owner)
+        lost = [s for s in table.all if s.state is State.CACHED and s.node is not None and index.is_lost(s.node)]
+        return self.ledger.evict(lost, "admin")
+
     def lookup(self, request: Request) -> int:
         """Tokens that an attach would find now. Takes nothing."""
         return find(self.ledger, request, None).count * self.ledger.slab_tokens
@@ -177,7 +220,8 @@ class Pool:
     def available(self) -> int:
         """Slabs that alloc can lease."""
         counts = self.ledger.table.counts
-        return 0 if self.undeclared else counts[State.FREE] + counts[State.CACHED]
+        spare = counts[State.FREE] + counts[State.CACHED] + (counts[State.WITHHELD] if self.retired else 0)
+        return 0 if self.undeclared else spare
 
     def counts(self) -> dict[str, int]:
         """Slabs by state; they add up to all there are."""
@@ -211,7 +255,7 @@ class Pool:
         for ordinal in [*range(min(first, second)), *range(second, hit.count)]:
             slab = hit.slabs[ordinal]
             assert slab is not None  # or it were no hit
-            seen.append((ordinal, slab.number, slab.crc if slab.checked < ledger.faults else None))
+            seen.append((ordinal, slab.number, slab.crc if request.verify or slab.checked < ledger.faults else None))
             ledger.take(sequence, ordinal, slab, now)
         sequence.to_check = [number for _, number, crc in seen if crc is not None]
         self.enlist(sequence, now)
@@ -315,10 +359,9 @@ class Pool:
     # ---- peers -------------------------------------------------------------------------------------------------------
 
     def _worker(self, worker: WorkerId) -> Worker:
-        slot, epoch = worker
         state = self.workers.get(worker)
-        if state is None or self.epochs[slot] != epoch:
-            raise PeerFault(f"worker {slot} of epoch {epoch} is unknown, dead or replaced")
+        if state is None:
+            raise PeerFault(f"worker {worker} has not said hello, or is dead")
         return state
 
     def _sequence(self, worker: Worker, key: int) -> Sequence:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+from ..common.kv import OWNER_BYTES
 from .counters import Counters
 from .messages import FULL_MASK, TOKEN
 
@@ -40,6 +41,7 @@ class PrefixIndex:
         self._roots: dict[bytes, Node] = {}  # by their whole digest: two salts never meet, even in the test above
         self._nodes: dict[bytes, Node] = {}
         self._ghosts: dict[Node, None] = {}  # oldest first
+        self._owners: dict[Node, bytes] = {}  # of roots whose salt was named since they were made or restored
         self._next_uid = 1
 
     # ---- finding -----------------------------------------------------------------------------------------------------
@@ -68,7 +70,22 @@ class PrefixIndex:
 
     def root(self, salt: bytes) -> Node:
         """To be held by the caller."""
-        return self._root_of(self._root_digest(salt))
+        root = self._root_of(self._root_digest(salt))
+        self._owners[root] = salt[:OWNER_BYTES]
+        return root
+
+    def cut_roots(self, owner: bytes | None) -> None:
+        """Nothing is found any more under salts that begin with owner, or might; None: under any."""
+        for root in list(self._roots.values()):
+            if owner is None or self._owners.get(root, owner) == owner:
+                self.cut(root)
+
+    def is_lost(self, node: Node) -> bool:
+        """Whether it, or something above it, was cut out of the tree."""
+        up: Node | None = node
+        while up is not None and up.indexed:
+            up = up.parent
+        return up is not None
 
     def is_below(self, node: Node, root: Node) -> bool:
         up: Node | None = node
@@ -180,6 +197,7 @@ class PrefixIndex:
     def _unlist(self, node: Node) -> None:
         node.indexed = False
         self._ghosts.pop(node, None)
+        self._owners.pop(node, None)
         if self._nodes.get(node.hash) is node:
             del self._nodes[node.hash]
         elif self._roots.get(node.hash) is node:

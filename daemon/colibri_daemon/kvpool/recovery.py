@@ -29,6 +29,7 @@ def load(ledger: Ledger, now: float) -> None:
     """Slabs that an attach can find are cached. The others are committed without a holder until settle()."""
     if not ledger.journal.is_ours():
         ledger.journal.format()
+    ledger.counters.restore(ledger.journal.counters)
     nodes: dict[int, Node] = {}
     for entry in sorted(ledger.journal.load(), key=lambda entry: entry.ordinal):  # parents first
         slab = ledger.table[entry.slab]
@@ -37,7 +38,7 @@ def load(ledger: Ledger, now: float) -> None:
             continue
         if entry.uid not in nodes:
             nodes[entry.uid] = _node(ledger, entry, nodes)
-        ledger.know(slab, nodes[entry.uid], entry.ordinal, entry.crc)
+        ledger.know(slab, nodes[entry.uid], entry.ordinal, entry.crc, entry.committed)
         slab.checked, slab.uses, slab.last_use = SUSPECT, 1, now
         ledger.table.move(slab, State.COMMITTED)
         if ledger.is_findable(slab):
@@ -70,15 +71,13 @@ def settle(pool: Pool, now: float) -> None:
 
 
 def declare(pool: Pool, worker: WorkerId, leased: list[Any], held: Held, now: float) -> None:
-    slot, epoch = worker
-    if epoch <= pool.epochs.get(slot, -1):
-        raise PeerFault(f"worker {slot} declared epoch {epoch}, but {pool.epochs[slot]} is known")
+    if worker in pool.workers or worker in pool.dead:
+        raise PeerFault(f"worker {worker} declares twice, or is dead")
     if (leased or held) and worker not in pool.undeclared:
         raise PeerFault(f"worker {worker} is new and declares {len(leased)} leased slabs, {len(held)} requests")
     _check_leased(pool.ledger, worker, leased)
     for key, (_, slabs) in held.items():
         _check_held(pool.ledger, whole(key, U64, "key"), slabs, set(leased))
-    pool.epochs[slot] = epoch
     state = pool.workers[worker] = Worker(worker)
     for number in leased:
         pool.ledger.lease_this(state, pool.ledger.table[number])
@@ -147,9 +146,8 @@ def check_again(ledger: Ledger, sequence: Sequence, ordinal: int, number: int, t
         raise PeerFault(f"slab {number} of request {sequence.key} committed again with other contents")
 
 
-def commit_again(ledger: Ledger, sequence: Sequence, ordinal: int, tokens: bytes, crc: int) -> None:
+def commit_again(ledger: Ledger, sequence: Sequence, ordinal: int, tokens: bytes, crc: int, now: float) -> None:
     """Does what the dead pool may not have come to."""
-    sequence.redo.remove(ordinal)
     slab = ledger.table[sequence.slabs[ordinal]]
     if slab.node is not None:
         return
@@ -157,7 +155,7 @@ def commit_again(ledger: Ledger, sequence: Sequence, ordinal: int, tokens: bytes
     ledger.index.hold(root)
     before = sequence.slabs.get(ordinal - 1)
     parent = ledger.table[before].node if before is not None else None if ordinal else root
-    ledger.record(slab, sequence, ordinal, tokens, crc, parent)
+    ledger.record(slab, sequence, ordinal, tokens, crc, parent, now)
     ledger.index.drop(root)
     if ordinal == sequence.next - 1:
         ledger.set_end(sequence, slab.node)

@@ -52,7 +52,10 @@ class Waiter:
 
 @dataclass(slots=True, eq=False)
 class Worker:
+    """verifying: how often it was told to verify what it has and has not answered yet."""
+
     id: WorkerId
     leased: set[int] = field(default_factory=set)
     sequences: dict[int, Sequence] = field(default_factory=dict)  # by key
     waiters: dict[int, Waiter] = field(default_factory=dict)
+    verifying: int = 0

@@ -19,10 +19,12 @@ from ..common import log, pool_ipc
 from .messages import U32, Attached, PeerFault, Request, WorkerId, whole
 from .pool import Pool
 from .stats import stats
+from .withheld import give_up, grow, held
 
 Peer = WorkerId | None  # None: the dispatcher
 STATS_SECONDS = 0.02
 EOF_SECONDS = 1.0  # from the end of a link to the end of its process; a worker that dies may write down why
+SUSPECT_SECONDS = 2.0  # before a worker's end by a fault, in which it may have written where it must not: several steps
 NEVER = float("inf")
 _log = log.get("kvpool")
 
@@ -37,10 +39,11 @@ class Server:
         self.out: list[tuple[Peer, list[Any]]] = []
         self.orders: list[dict[str, Any]] = []
         self._heard: set[Peer] = set()  # introduced, and in good standing
-        self._ending: set[WorkerId] = set()  # have closed their links and are not reaped yet
+        self._ending: dict[WorkerId, float] = {}  # since when they have closed their links and are not reaped
+        self._unverified: set[WorkerId] = set()  # are to be told of a fault once they have declared
         self._attaches: list[tuple[WorkerId, Any, Request]] = []  # heard in this turn, or while somebody is ending
         self._wanted: dict[WorkerId, int] = {}  # slabs still to be granted
-        self._short: dict[int, int] = {}  # by slot, as the dispatcher was told
+        self._short: dict[WorkerId, int] = {}  # as the dispatcher was told
         self._late: dict[Peer, tuple[float, str]] = dict.fromkeys(
             pool.undeclared, (now + settle_seconds, "has not declared what it has"))
         self._told: dict[str, float] = {}  # as the dispatcher was
@@ -84,19 +87,43 @@ class Server:
         if peer is None:
             self.pool.dispatcher_dead(now)
         else:
-            self._ending.add(peer)
+            self._ending[peer] = now
             self._late[peer] = (now + EOF_SECONDS, "has closed its link")
 
     def dead(self, worker: WorkerId, fault: bool, now: float) -> None:
         """The process is reaped. fault: by a signal after which all it could write to is suspect."""
         self._changed = True
         self._heard.discard(worker)
-        self._ending.discard(worker)
+        ended = self._ending.pop(worker, now)
         self._wanted.pop(worker, 0)
         self._late.pop(worker, None)
-        self._answer(self.pool.worker_dead(worker, fault, now))
+        if fault:
+            self.pool.suspect(ended - SUSPECT_SECONDS)
+            self._unverified |= self.pool.undeclared
+        self._answer(self.pool.worker_dead(worker, now))
         for other in self.pool.workers if fault else ():
-            self.out.append((other, [pool_ipc.VERIFY, self.pool.to_verify(other)]))
+            self._verify(other)
+
+    def missed(self, fault: float) -> None:
+        """Said once, before anybody is heard: there was no pool to be told that a worker died by a fault, then."""
+        self.pool.suspect(fault - SUSPECT_SECONDS)
+        self._unverified = set(self.pool.undeclared)
+
+    def grow(self, usable: int) -> None:
+        """The first so many slabs have their pages."""
+        grow(self.pool.ledger.table, usable)
+        self._changed = True
+
+    def retire(self) -> None:
+        """Nothing new comes to this pool: it gives back what it can, and says so."""
+        self.pool.retired = self._changed = True
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        self.orders.append({"t": "held", "slabs": held(self.pool.ledger.table)})
+
+    def _verify(self, worker: WorkerId) -> None:
+        self.out.append((worker, [pool_ipc.VERIFY, self.pool.to_verify(worker)]))
 
     # ---- at the end of a turn ----------------------------------------------------------------------------------------
 
@@ -105,24 +132,34 @@ class Server:
         tells = self._changed and None in self._heard and not self.pool.settling
         return min([self._stats_from if tells else NEVER, *(deadline for deadline, _ in self._late.values())])
 
-    def turn(self, now: float) -> None:
+    def turn(self, now: float) -> list[int]:
+        """Returns slabs whose pages are to be given back."""
         self._attach_all(now)
         self._grant()
+        unused = give_up(self.pool)
+        if unused:
+            self._changed = True
+            self._tell_held()
         for peer, (deadline, reason) in list(self._late.items()):
             if now >= deadline:
                 self.refuse(peer, reason)
         if None in self._heard and not self.pool.settling:  # before, the numbers mean nothing
             self._tell_shortage()
             self._tell_stats(now)
+        return unused
 
     def _attach_all(self, now: float) -> None:
         """Not while a worker is ending: if it does so by a fault, what it may have damaged must be verified, above all
-        by those who take its requests over. Its link has ended before anybody could ask for them."""
+        by those who take its requests over. A request that another worker still has waits for that one's word or end:
+        its link may end after the dispatcher's, by which others know."""
         if self._ending:
             return
         attaches, self._attaches = self._attaches, []
         for worker, key, request in attaches:
             if worker not in self._heard:
+                continue
+            if self.pool.has_elsewhere(worker, key):
+                self._attaches.append((worker, key, request))
                 continue
             try:
                 answer = self.pool.attach(worker, key, request, now)
@@ -145,18 +182,19 @@ class Server:
                 self.out.append((worker, [pool_ipc.GRANT, slabs]))
 
     def _tell_shortage(self) -> None:
-        short = {slot: n for (slot, _), n in self._wanted.items()}
-        for slot, n in short.items():
-            if self._short.get(slot) != n:
-                self.out.append((None, [pool_ipc.SHORT, slot, n]))
-        for slot in self._short.keys() - short.keys():
-            self.out.append((None, [pool_ipc.RELIEVED, slot]))
+        short = dict(self._wanted)
+        for worker, n in short.items():
+            if self._short.get(worker) != n:
+                self.out.append((None, [pool_ipc.SHORT, worker, n]))
+        for worker in self._short.keys() - short.keys():
+            self.out.append((None, [pool_ipc.RELIEVED, worker]))
         self._short = short
 
     def _tell_stats(self, now: float) -> None:
         if not self._changed or now < self._stats_from:
             return
         current, self._changed = stats(self.pool), False
+        self.pool.ledger.save_counters()  # before anybody is told: they must not seem to fall
         if current != self._told:
             self._told, self._stats_from = current, now + STATS_SECONDS
             self.out.append((None, [pool_ipc.STATS, current]))
@@ -172,6 +210,9 @@ class Server:
             raise PeerFault(f"its arena is {body['geometry']}, not {self._geometry}")
         self.pool.declare(worker, _list(body["leased"]), _held(body["held"]), now)
         self._late.pop(worker, None)
+        if worker in self._unverified:
+            self._unverified.remove(worker)
+            self._verify(worker)
 
     def _alloc(self, worker: WorkerId, now: float, n: Any) -> None:
         self.pool.alloc(worker, 0)  # it is one who may
@@ -195,6 +236,9 @@ class Server:
     def _bad(self, worker: WorkerId, now: float, slab: Any) -> None:
         self.pool.bad(worker, slab)
 
+    def _verified(self, worker: WorkerId, now: float) -> None:
+        self.pool.verified(worker)
+
     def _answer(self, attached: Iterable[Attached]) -> None:
         for a in attached:
             self.out.append((a.worker, [pool_ipc.ATTACHED, a.key, a.n, a.slabs]))
@@ -207,6 +251,11 @@ class Server:
     def _lookup(self, peer: None, now: float, id: Any, body: Any) -> None:
         self.out.append((None, [pool_ipc.LOOKED, whole(id, 1 << 64, "id"), self.pool.lookup(_request(body))]))
 
+    def _evict(self, peer: None, now: float, id: Any, owner: Any) -> None:
+        if owner is not None and type(owner) is not bytes:
+            raise PeerFault(f"no owner: {str(owner)[:200]}")
+        self.out.append((None, [pool_ipc.EVICTED, whole(id, 1 << 64, "id"), self.pool.evict(owner)]))
+
 
 Handler = Callable[..., None]
 # tag → (handler, number of fields behind the tag)
@@ -218,10 +267,12 @@ _OF_WORKER: dict[int, tuple[Handler, int]] = {
     pool_ipc.RELEASE: (Server._release, 1),
     pool_ipc.GIVE: (Server._give, 1),
     pool_ipc.BAD: (Server._bad, 1),
+    pool_ipc.VERIFIED: (Server._verified, 0),
 }
 _OF_DISPATCHER: dict[int, tuple[Handler, int]] = {
     pool_ipc.DROP: (Server._drop, 1),
     pool_ipc.LOOKUP: (Server._lookup, 2),
+    pool_ipc.EVICT: (Server._evict, 2),
 }
 
 

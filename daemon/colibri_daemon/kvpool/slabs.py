@@ -19,6 +19,7 @@ class State(Enum):
     COMMITTED = "committed"  # immutable; held by one request or more
     CACHED = "cached"  # immutable, in the prefix index, no holder
     QUARANTINED = "quarantined"  # its contents did not match its CRC: no more use
+    WITHHELD = "withheld"  # has no pages: other arenas still take the memory, or it was given back
 
     __hash__ = object.__hash__  # Enum's own is written in Python and costs a fifth of an alloc
 
@@ -34,6 +35,7 @@ class Slab:
     node: Node | None = None  # its contents; None: not known (a worker declared it, but the journal has no record)
     ordinal: int = 0
     crc: int = 0
+    committed: float = 0.0  # when
     uses: int = 0
     last_use: float = 0.0
     checked: int = 0  # deaths by fault before its contents were last known to be right
@@ -53,6 +55,7 @@ class SlabTable:
     all: list[Slab] = field(init=False)
     counts: dict[State, int] = field(init=False)
     free: dict[int, None] = field(init=False)  # an ordered set: the last one freed is the first one used again
+    withheld: dict[int, None] = field(default_factory=dict)
     _queue: list[tuple[Priority, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -66,11 +69,15 @@ class SlabTable:
     def move(self, slab: Slab, state: State) -> None:
         if slab.state is State.FREE:
             del self.free[slab.number]
+        elif slab.state is State.WITHHELD:
+            del self.withheld[slab.number]
         self.counts[slab.state] -= 1
         self.counts[state] += 1
         slab.state = state
         if state is State.FREE:
             self.free[slab.number] = None
+        elif state is State.WITHHELD:
+            self.withheld[slab.number] = None
 
     def cache(self, slab: Slab, now: float) -> None:
         self.move(slab, State.CACHED)

@@ -20,4 +20,7 @@ def stats(pool: Pool) -> dict[str, float]:
         ("kv_leases_reclaimed_total", counters.kv_leases_reclaimed),
     ):
         found |= {f'{name}{{reason="{reason}"}}': count for reason, count in reasons.items()}
-    return found | {f'kv_leases{{worker="{slot}"}}': leases for (slot, _), leases in pool.leases().items()}
+    for (slot, _), leases in pool.leases().items():
+        name = f'kv_leases{{worker="{slot}"}}'
+        found[name] = found.get(name, 0) + leases
+    return found

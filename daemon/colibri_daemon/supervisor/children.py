@@ -5,11 +5,13 @@ What differs between kinds is in the subclasses: how it is started, what proves 
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from enum import IntEnum
 from typing import Any
 
 from ..common import ipc
@@ -18,16 +20,29 @@ from ..common.pages import Field, Page
 from ..common.settings import Settings
 from .lifecycle import Life, State
 from .liveness import Watch
-from .spawn import Death, Process, Role, spawn
+from .roles import Role
+from .spawn import Death, Process, spawn
+
+
+class Goal(IntEnum):
+    """What is wanted of a child. Only grows."""
+
+    WAIT = 0  # not to be started yet
+    RUN = 1
+    STOP = 2  # to end in good order
+    KILL = 3
 
 
 class Child:
     """One slot. told: the fields of its "ready" message. reason: of its "failed" message. stalled: seconds without
-    progress while it should have made some. epoch: tells its processes apart; grows with each."""
+    progress. epoch: tells processes apart, as drawn from ``epochs`` at each start. fresh: it is started as another
+    interpreter, with the package as it is installed then. replaced: we have ended the process to have another one."""
 
-    def __init__(self, role: Role, page: Page) -> None:
-        self.role, self.page = role, page
+    def __init__(self, role: Role, page: Page, epochs: Iterator[int], fresh: bool) -> None:
+        self.role, self.page, self.fresh = role, page, fresh
         self.life = Life()
+        self.goal = Goal.WAIT
+        self.replaced = False
         self.process: Process | None = None
         self.control: socket.socket | None = None
         self.epoch = 0
@@ -35,12 +50,20 @@ class Child:
         self.reason = ""
         self.stalled = 0.0
         self.resident = 0
+        self._epochs = epochs
         self._watch = Watch(0.0)
         self._outbox: deque[tuple[dict[str, Any], socket.socket | None]] = deque()
 
     @property
     def pid(self) -> int:
         return self.process.pid if self.process else 0
+
+    @property
+    def ready(self) -> bool:
+        return self.life.state is State.READY
+
+    def aim(self, goal: Goal) -> None:
+        self.goal = max(self.goal, goal)
 
     # ---- what subclasses say ----
 
@@ -49,35 +72,43 @@ class Child:
         """Whether the process that runs now has done what it is for."""
         raise NotImplementedError
 
-    def _reading(self) -> tuple[int, bool]:
-        """A counter of progress, and whether it has to move."""
+    def _reading(self) -> tuple[int, ...]:
+        """What changes with progress; at least twice a second."""
         raise NotImplementedError
 
     # ---- the process ----
 
     def start(self, now: float, settings: Settings, facts: ModelFacts, first: tuple[socket.socket, ...] = (),
               last: tuple[object, ...] = (), fds: tuple[int, ...] = ()) -> None:  # fmt: skip
-        """Forks. The role's arguments are (*first, control, page, settings, facts, *last); it keeps the sockets of
-        ``first`` and the descriptors ``fds``. OSError if the system has no room."""
+        """Starts a process. The role's arguments are (*first, control, page, settings, facts, *last); it keeps the
+        sockets of ``first`` and the descriptors ``fds``. OSError if the system has no room."""
         self.page.clear()
         ours, theirs = ipc.control()
         try:
             kept = (*(sock.fileno() for sock in (*first, theirs)), *fds)
-            self.process = spawn(self.role, settings, kept, *first, theirs, self.page, settings, facts, *last)
+            self.process = spawn(self.role, settings, kept, *first, theirs, self.page, settings, facts, *last,
+                                 fresh=self.fresh)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         self.control, self._watch, self.told, self.reason = ours, Watch(now), {}, ""
-        self.epoch = self.life.spawns + 1
+        self.replaced = False
+        self.epoch = next(self._epochs)
 
     def judge(self, now: float) -> float:
         """Looks at the page; seconds without progress."""
         loading = self.life.state is State.LOADING
-        counter, active = (self.page[Field.LOADED], True) if loading else self._reading()
-        self.stalled = self._watch.look(now, (loading, counter), active)
+        reading = (self.page[Field.LOADED],) if loading else self._reading()
+        self.stalled = self._watch.look(now, (loading, *reading))
         return self.stalled
+
+    def replace(self) -> None:
+        """Another process is to take its place. For those that may be killed at any moment."""
+        if self.process is not None:
+            self.replaced = True
+            self.process.signal(signal.SIGKILL)
 
     def reap(self) -> Death | None:
         """How the process ended, if it has; its descriptors are closed then."""
@@ -144,23 +175,25 @@ class Steady(Child):
     def proven(self) -> bool:
         return self.life.state is State.READY
 
-    def _reading(self) -> tuple[int, bool]:
-        return self.page[Field.PROGRESS], True
+    def _reading(self) -> tuple[int, ...]:
+        return (self.page[Field.PROGRESS],)
 
 
 class Worker(Child):
-    """Its first argument is its end of a link to the dispatcher."""
+    """Its first argument is its end of a link to the dispatcher. generation: its number."""
 
-    def __init__(self, role: Role, page: Page, slot: int) -> None:
-        super().__init__(replace(role, title=f"{role.title} {slot}"), page)
-        self.slot = slot
+    def __init__(self, role: Role, page: Page, epochs: Iterator[int], fresh: bool, slot: int, generation: int) -> None:
+        super().__init__(replace(role, title=f"{role.title} {slot}"), page, epochs, fresh)
+        self.slot, self.generation = slot, generation
 
     @property
     def proven(self) -> bool:
-        return self.page[Field.STEPS] > 0
+        """It has completed a step, or died in one: that is then the request's doing, not a failed start."""
+        return self.page[Field.STEPS] > 0 or self.page[Field.KEYS] > 0
 
-    def _reading(self) -> tuple[int, bool]:
-        return self.page[Field.PROGRESS], self.busy
+    def _reading(self) -> tuple[int, ...]:
+        """With work to do only the engine's counter counts: a loop that turns and computes nothing is stuck too."""
+        return (1, self.page[Field.PROGRESS]) if self.busy else (0, self.page[Field.BEAT_NS])
 
     @property
     def busy(self) -> bool:

@@ -4,7 +4,9 @@
 
 The rules: a process that has proven itself (a worker that completed a step, a dispatcher that accepted) is started
 again at once; one that has not is a failed start and is tried again after 0.1 s, doubling to 30 s; five failed starts
-in a row, or an exit code after which another start would end the same, give the child up. What is started and signalled
+in a row, or an exit code after which another start would end the same, give the child up. (WEIGHTS_CHANGED ends the
+child alone: the others may go on.) Once the service has served,
+a start that somebody else's signal ended is tried again the same way but never counted. What is started and signalled
 are actions for the caller to carry out; a Spawn that was not carried out is asked for again by the next Tick.
 """
 
@@ -23,7 +25,6 @@ FAILED_STARTS = 5  # in a row, then the child is given up
 SETTLED = 1.0  # a process that was ready for so long did not fail to start, even if it had nothing to do
 ABORT_SECONDS = 2.0  # from SIGABRT (a core, a traceback) to SIGKILL
 STOP_SECONDS = 5.0  # from SIGTERM to SIGKILL
-FINAL = frozenset({Exit.CANNOT_LOAD, Exit.WEIGHTS_CHANGED})  # exit codes after which another start would end the same
 NEVER = float("inf")
 
 
@@ -62,11 +63,13 @@ class Hung:
 
 @dataclass(frozen=True)
 class Exited:
-    """code: the exit code, or minus the signal. proven: it did what it is for. In DOWN: it could not be started."""
+    """code: the exit code, or minus the signal. proven: it did what it is for. foreign: a signal from outside ended it,
+    and the service has served before. In DOWN: it could not be started."""
 
     now: float
     code: int
     proven: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,13 @@ Action = Spawn | Signal | GiveUp
 @dataclass(frozen=True)
 class Life:
     """One child. since: when the state was entered. until: when the next Tick acts (BACKOFF, HUNG, STOPPING).
-    failures: failed starts in a row. spawns: processes started so far."""
+    failures: failed starts in a row, kills: those that were cut short from outside. spawns: processes started."""
 
     state: State = State.DOWN
     since: float = 0.0
     until: float = NEVER
     failures: int = 0
+    kills: int = 0
     spawns: int = 0
 
     @property
@@ -147,7 +151,7 @@ def advance(life: Life, event: Event) -> Outcome:
 
 def backoff(failures: int) -> float:
     """Seconds to wait after so many failed starts in a row."""
-    return min(BACKOFF_FIRST * 2.0 ** (failures - 1), BACKOFF_MOST)
+    return min(BACKOFF_FIRST * 2.0 ** min(failures - 1, 10), BACKOFF_MOST)
 
 
 def _enter(life: Life, state: State, event: Event, *actions: Action, until: float = NEVER, **changes: int) -> Outcome:
@@ -188,14 +192,18 @@ def _overdue(life: Life, event: Event) -> Outcome:
 
 def _ended(life: Life, event: Event) -> Outcome:
     assert isinstance(event, Exited)
-    if event.code in FINAL:
-        return _enter(life, State.FAILED, event, GiveUp(Exit(event.code)))
+    if event.code == Exit.WEIGHTS_CHANGED:
+        return _enter(life, State.FAILED, event)
+    if event.code == Exit.CANNOT_LOAD:
+        return _enter(life, State.FAILED, event, GiveUp(Exit.CANNOT_LOAD))
     if event.proven or _settled(life, event):
-        return _enter(life, State.DOWN, event, failures=0)
-    failures = life.failures + 1
-    if failures >= FAILED_STARTS:
+        return _enter(life, State.DOWN, event, failures=0, kills=0)
+    foreign = event.foreign and life.state is not State.HUNG
+    failures, kills = life.failures + (not foreign), life.kills + foreign
+    if failures >= FAILED_STARTS and not foreign:
         return _enter(life, State.FAILED, event, GiveUp(Exit.BOOT_LOOP), failures=failures)
-    return _enter(life, State.BACKOFF, event, until=event.now + backoff(failures), failures=failures)
+    until = event.now + backoff(failures + kills)
+    return _enter(life, State.BACKOFF, event, until=until, failures=failures, kills=kills)
 
 
 def _settled(life: Life, event: Exited) -> bool:

@@ -7,7 +7,7 @@ LONGEST_GAP = 1.0  # seconds
 
 
 class Watch:
-    """How long a counter has stood still while it should have moved.
+    """How long a counter has stood still.
 
     Only time in which the watcher itself was running counts: after the whole machine or process group was stopped for a
     minute, nobody is judged by that minute.
@@ -17,11 +17,11 @@ class Watch:
         self._seen = self._moved = now
         self._counter: object = None
 
-    def look(self, now: float, counter: object, active: bool) -> float:
-        """Records a reading; returns for how many seconds the counter has stood still while active."""
+    def look(self, now: float, counter: object) -> float:
+        """Records a reading; returns for how many seconds the counter has stood still."""
         unwatched = max(0.0, now - self._seen - LONGEST_GAP)
         self._seen = now
         self._moved = min(now, self._moved + unwatched)
-        if counter != self._counter or not active:
+        if counter != self._counter:
             self._counter, self._moved = counter, now
         return now - self._moved

@@ -13,6 +13,8 @@ from .notify import Notifier
 from .roles import Roles
 from .signals import Recorder
 
+ADMIN_MODE = 0o600
+
 
 def serve(settings: Settings) -> int:
     """Runs the daemon in the foreground until it is asked to stop or cannot go on; returns its exit code.
@@ -32,11 +34,18 @@ def serve(settings: Settings) -> int:
             logger.error("the socket cannot be used", error=str(e))
             return Exit.SOCKET
         try:
+            admin = sockets.bind(settings.admin_path, ADMIN_MODE)
+        except sockets.SocketError as e:
+            logger.error("the admin socket cannot be used", error=str(e))
+            listener.remove()
+            return Exit.SOCKET
+        try:
             logger.info("starting", model=str(settings.model), socket=str(listener.path), workers=settings.workers)
-            return Supervisor(settings, listener, Notifier(os.environ), Roles()).run(signals)
+            return Supervisor(settings, listener, admin, Notifier(os.environ), Roles()).run(signals)
         except Exception:
             logger.exception("uncaught exception, the service ends")  # what still runs dies with this process
             return Exit.INTERNAL
         finally:
-            listener.remove()
-            listener.close()
+            for made in (listener, admin):
+                made.remove()
+                made.close()

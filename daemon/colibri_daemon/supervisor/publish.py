@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..common import log, process
-from ..common.facts import ModelFacts
+from ..common.pages import Field
 from ..common.settings import Settings
 from .children import Worker
-from .health import View, report
-from .kv_memory import KvMemory
+from .fleet import Fleet
+from .generation import Generation
+from .health import View, WorkerView, report
 from .lifecycle import State
 from .notify import Notifier
 
@@ -21,31 +22,55 @@ SAMPLE_SECONDS = 10.0  # between two looks at a process's memory …
 SAMPLE_SHARE = 1000  # … and so many times what the last look took: the kernel walks every mapped page for it
 
 
+def view_of(fleet: Fleet, settings: Settings, checked: tuple[int, int] | None, served: bool, *, draining: bool,
+            failure: str) -> View:  # fmt: skip
+    """What serves, or is to be the first to serve."""
+    serving, dispatcher = fleet.serving, fleet.dispatcher
+    workers, pool = (serving.workers, serving.pool) if serving else ([], None)
+    return View(
+        kvpool=pool.life.state if pool else State.DOWN,
+        reserved=(pool.page[Field.LOADED], pool.page[Field.TO_LOAD]) if pool else (0, 0),
+        dispatcher=dispatcher.life.state,
+        workers=[WorkerView(w.slot, w.life.state, w.busy, w.stalled, w.life.restarts, w.pid, w.resident,
+                            w.page[Field.LOADED], w.page[Field.TO_LOAD]) for w in workers],
+        served=served,
+        draining=draining,
+        failure=failure,
+        checked=checked,
+        kvpool_stalled=pool.stalled if pool else 0.0,
+        dispatcher_stalled=dispatcher.stalled,
+        patience=settings.degraded_seconds,
+        spoiled=serving.spoiled if serving else "",
+    )  # fmt: skip
+
+
 class Publisher:
     """served: the service has been ready. due: when the next turn has something to say even if nothing happens."""
 
-    def __init__(self, settings: Settings, path: Path, notifier: Notifier) -> None:
-        self._settings, self._path, self._notifier = settings, path, notifier
+    def __init__(self, path: Path, notifier: Notifier) -> None:
+        self._path, self._notifier = path, notifier
         self._log = log.get("supervisor")
         self._said: tuple[Any, ...] = ()
         self._sampled, self._sample_due = -1, 0.0
         self.served = False
         self.due = 0.0
 
-    def turn(self, now: float, view: View, workers: Sequence[Worker], facts: ModelFacts | None,
-             memory: KvMemory | None) -> dict[str, Any] | None:  # fmt: skip
-        """The body of a "state" message if one is due: after a change and every PUSH_SECONDS."""
+    def turn(self, now: float, view: View, serving: Generation | None, reloading: str) -> dict[str, Any] | None:
+        """The body of a "state" message if one is due: after a change and every PUSH_SECONDS. reloading: what is said
+        of a reload under way, beside what is to be said anyway."""
         body = report(view)
-        if facts is not None and memory is not None and body["ready"] and not self.served:
+        body["reason"] = "; ".join(filter(None, (body["reason"], reloading)))
+        if serving is not None and body["ready"] and not self.served:
             self.served = True
-            self._announce(workers, facts, memory)
+            self._announce(serving)
         changed = self._say(body)
         if not changed and now < self.due:
             return None
         self.due = now + PUSH_SECONDS
         if "progress" in body:
             self._notifier.send(STATUS=f"{body['reason']}: {body['progress']:.0%}")
-        self._sample(now, workers)
+        if serving is not None:
+            self._sample(now, serving.workers)
         return body
 
     def _say(self, body: dict[str, Any]) -> bool:
@@ -60,9 +85,10 @@ class Publisher:
         changed, self._said = said != self._said, said
         return changed
 
-    def _announce(self, workers: Sequence[Worker], facts: ModelFacts, memory: KvMemory) -> None:
+    def _announce(self, serving: Generation) -> None:
         """The line an operator looks for."""
         self._notifier.send(READY=1)
+        facts, workers = serving.facts, serving.workers
         told = next((worker.told for worker in workers if worker.told), {})
         self._log.info(
             "ready",
@@ -70,7 +96,7 @@ class Publisher:
             id=facts.id,
             quantization=facts.quantization,
             workers=len(workers),
-            kv_bytes=memory.arena.size,
+            kv_bytes=serving.pool.memory.arena.size,
             socket=str(self._path),
             **{name: told[name] for name in ("threads", "chunk", "stall_ms") if name in told},
             seconds=round(process.age(), 3),

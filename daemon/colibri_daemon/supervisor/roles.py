@@ -3,19 +3,33 @@ supervisor depends on none of them, stays small and starts no threads."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from .spawn import Role
 
 OOM_WORKER, OOM_DISPATCHER = 300, 100  # added to the supervisor's own score: a worker is the one to lose
 OOM_POOL = 100
 
 
 @dataclass(frozen=True)
+class Role:
+    """What a child runs. entry: "module:function". oom: how much likelier a victim than the supervisor."""
+
+    title: str
+    entry: str
+    oom: int
+
+    def load(self) -> Callable[..., int]:
+        module, _, name = self.entry.partition(":")
+        function: Callable[..., int] = getattr(importlib.import_module(module), name)
+        return function
+
+
+@dataclass(frozen=True)
 class Roles:
     """The entries of check and verify take (answer pipe, settings, page), the pool's (control, page, settings, facts,
-    arena, journal), the dispatcher's (listener, control, page, settings, facts), a worker's (link, control, page,
-    settings, facts, arena). All return an exit code."""
+    arena, journal), the dispatcher's (listener, admin, control, page, settings, facts, number of the generation, of its
+    pool), a worker's (link, control, page, settings, facts, arena, model files by name). All return an exit code."""
 
     check: Role = Role("model check", "colibri_daemon.supervisor.tasks:check", OOM_WORKER)
     verify: Role = Role("model verification", "colibri_daemon.supervisor.tasks:verify", OOM_WORKER)

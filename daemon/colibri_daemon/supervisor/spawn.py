@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -24,22 +23,10 @@ from typing import NoReturn
 from ..common import log, process
 from ..common.exit_codes import Exit
 from ..common.settings import Settings
+from .handover import Birth, pages_of
+from .roles import Role
 
 DEAF_TO = (signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Role:
-    """What a child runs. entry: "module:function". oom: how much likelier a victim than the supervisor."""
-
-    title: str
-    entry: str
-    oom: int
-
-    def load(self) -> Callable[..., int]:
-        module, _, name = self.entry.partition(":")
-        function: Callable[..., int] = getattr(importlib.import_module(module), name)
-        return function
 
 
 @dataclass(frozen=True)
@@ -87,17 +74,17 @@ def _contents(pipe: int) -> str:
         return ""
 
 
-def spawn(role: Role, settings: Settings, kept: Iterable[int], *arguments: object) -> Process:
-    """Starts role's entry with ``arguments`` in a child that has only ``kept`` and stdio open. OSError if the system
-    has no room for it."""
+def spawn(role: Role, settings: Settings, kept: Iterable[int], *arguments: object, fresh: bool = False) -> Process:
+    """Starts role's entry with ``arguments`` in a child that has only ``kept`` and stdio open. fresh: as another
+    interpreter, to which handover.py brings the arguments. OSError if the system has no room for it."""
     if threading.current_thread() is not threading.main_thread() or process.thread_count() != 1:
         raise RuntimeError("a child can only be forked from the main thread, before there is another one")
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # a trace that is too long is cut, not waited for
     try:
-        birth = Birth(settings, frozenset({0, 1, 2, writing, *kept}), os.getpid(), writing)
-        pid, pidfd = _fork(role, birth, arguments)
+        pid, pidfd = _fork(_Child(role, settings, frozenset({0, 1, 2, writing, *kept}), arguments, os.getpid(), writing,
+                                  fresh))
     except BaseException:
         os.close(reading)
         raise
@@ -107,33 +94,36 @@ def spawn(role: Role, settings: Settings, kept: Iterable[int], *arguments: objec
 
 
 def _own_frames(trace: str) -> str:
-    """Without the frames below _become: those of the supervisor at the fork, which are still on the stack."""
+    """Without the frames below live(): those of the supervisor at the fork, which are still on the stack."""
     kept, inherited = [], False
     for line in trace.splitlines():
-        inherited = line.startswith("  ") and (inherited or line.endswith(" in _become"))
+        inherited = line.startswith("  ") and (inherited or line.endswith((" in live", " in _begin")))
         if not inherited:
             kept.append(line)
     return "\n".join(kept)
 
 
 @dataclass(frozen=True)
-class Birth:
-    """What a child needs to know of its parent."""
+class _Child:
+    """What a child needs to know. parent: the supervisor's pid."""
 
+    role: Role
     settings: Settings
     kept: frozenset[int]
+    arguments: tuple[object, ...]
     parent: int
     fault: int
+    fresh: bool
 
 
-def _fork(role: Role, birth: Birth, arguments: tuple[object, ...]) -> tuple[int, int]:
+def _fork(child: _Child) -> tuple[int, int]:
     # A signal that came between fork and reset would run our handler in the child and wake the wrong process.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     gc.freeze()  # else the child's collector writes to every object it inherited, and no page stays shared
     try:
         pid = os.fork()
         if pid == 0:
-            _become(role, birth, arguments)
+            _become(child)
         return pid, _pidfd(pid)
     finally:
         gc.unfreeze()
@@ -149,20 +139,36 @@ def _pidfd(pid: int) -> int:
         raise
 
 
-def _become(role: Role, birth: Birth, arguments: tuple[object, ...]) -> NoReturn:
-    """The child, from fork to _exit. Never returns into the supervisor's frames, whose objects are still alive here: a
-    collected socket object would close a descriptor number that is somebody else's by now."""
+def _become(child: _Child) -> NoReturn:
+    """The child, from fork to _exit or exec. Never returns into the supervisor's frames, whose objects are still alive
+    here: a collected socket object would close a descriptor number that is somebody else's by now."""
+    leave(lambda: _begin(child))
+
+
+def _begin(child: _Child) -> int:
+    process.die_with_parent(child.parent)
+    process.default_signals(DEAF_TO)
+    process.null_stdin()
+    process.close_all_but((*child.kept, *pages_of(child.arguments)) if child.fresh else child.kept)
+    process.set_title(child.role.title)
+    process.raise_oom_score(child.role.oom)
+    if child.fresh:
+        Birth(child.role, child.settings, child.fault, child.arguments).become()
+    return live(child.role, child.settings, child.fault, child.arguments)
+
+
+def live(role: Role, settings: Settings, fault: int, arguments: tuple[object, ...]) -> int:
+    """Runs the role in this process."""
+    faulthandler.enable(fault, all_threads=True)
+    log.setup(role.title, settings)
+    return int(role.load()(*arguments))
+
+
+def leave(run: Callable[[], int]) -> NoReturn:
+    """Runs it and ends the process with what it returns; nothing else of this process runs any more."""
     code = int(Exit.INTERNAL)
     try:
-        process.die_with_parent(birth.parent)
-        process.default_signals(DEAF_TO)
-        process.null_stdin()
-        process.close_all_but(birth.kept)
-        process.set_title(role.title)
-        process.raise_oom_score(role.oom)
-        faulthandler.enable(birth.fault, all_threads=True)
-        log.setup(role.title, birth.settings)
-        code = int(role.load()(*arguments))
+        code = int(run())
     except BaseException:
         log.get("spawn").exception("uncaught exception, the process ends", exit=code)
     finally:
@@ -172,4 +178,3 @@ def _become(role: Role, birth: Birth, arguments: tuple[object, ...]) -> NoReturn
             except OSError:  # nobody reads any more
                 continue
         os._exit(code)
-

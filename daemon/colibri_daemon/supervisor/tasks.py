@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import version
 from typing import Any
 
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
-from ..common.pages import Field, Page
+from ..common.pages import Field, Page, make_pages
 from ..common.settings import Settings
-from .lifecycle import FINAL
 from .liveness import Watch
-from .roles import Roles
-from .spawn import Process, Role, spawn
+from .roles import Role, Roles
+from .spawn import Death, Process, spawn
 
 MOST_FINDINGS = 20  # an answer must fit into a pipe, which is read when the child has ended
 
@@ -32,14 +33,15 @@ class ModelError(Exception):
 
 
 class Task:
-    """One short-lived child. Its answer is JSON through a pipe, its progress the page's LOADED and TO_LOAD."""
+    """One short-lived child. Its answer is JSON through a pipe, its progress the page's LOADED and TO_LOAD. fresh: as
+    in spawn()."""
 
-    def __init__(self, role: Role, settings: Settings, page: Page, now: float) -> None:
+    def __init__(self, role: Role, settings: Settings, page: Page, now: float, fresh: bool) -> None:
         self.role, self._page = role, page
         page.clear()
         self._pipe, theirs = os.pipe()
         try:
-            self.process: Process = spawn(role, settings, (theirs,), theirs, settings, page)
+            self.process: Process = spawn(role, settings, (theirs,), theirs, settings, page, fresh=fresh)
         except BaseException:
             os.close(self._pipe)
             raise
@@ -49,7 +51,7 @@ class Task:
 
     def stalled(self, now: float) -> float:
         """Seconds without progress."""
-        return self._watch.look(now, self._page[Field.LOADED], True)
+        return self._watch.look(now, self._page[Field.LOADED])
 
     def answer(self) -> dict[str, Any] | None:
         """What it answered, once it has ended. ModelError if that is a refusal, or no answer."""
@@ -58,25 +60,36 @@ class Task:
             return None
         with os.fdopen(self._pipe) as pipe:
             text = pipe.read()
-        body = json.loads(text) if text.endswith("}") else {"errors": [f"{self.role.title}: {death}"]}
+        body = json.loads(text) if text.endswith("}") else {"errors": [self._excuse(death)]}
         if "errors" in body or death.code:
-            code = Exit(death.code) if death.code in FINAL else Exit.INTERNAL
-            raise ModelError(code, body.get("errors", [f"{self.role.title}: {death}"]))
+            code = Exit.CANNOT_LOAD if death.code == Exit.CANNOT_LOAD else Exit.INTERNAL
+            raise ModelError(code, body.get("errors", [self._excuse(death)]))
         return body
+
+    def _excuse(self, death: Death) -> str:
+        if death.code == Exit.USAGE:  # of born.py
+            return "the package that is installed now cannot take over from the one that runs: restart the service"
+        return f"{self.role.title}: {death}"
 
 
 class Preflight:
     """What must be known before workers start. facts: once the model is checked; the dispatcher can work then.
-    passed: workers can."""
+    version: of the package that checked it. passed: workers can start. fresh: another interpreter checks."""
 
-    def __init__(self, settings: Settings, roles: Roles, page: Page) -> None:
-        self._settings, self._roles, self._page = settings, roles, page
+    def __init__(self, settings: Settings, roles: Roles, fresh: bool = False) -> None:
+        self.settings, self._roles, self._fresh = settings, roles, fresh
+        (self._page,) = make_pages(1)
         self.task: Task | None = None
         self.facts: ModelFacts | None = None
+        self.version = ""
         self.passed = False
 
     def begin(self, now: float) -> None:
-        self.task = Task(self._roles.check, self._settings, self._page, now)
+        """OSError if the system has no room for a child."""
+        self._start(self._roles.check, now)
+
+    def _start(self, role: Role, now: float) -> None:
+        self.task = Task(role, self.settings, self._page, now, self._fresh)
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -98,19 +111,41 @@ class Preflight:
             return
         self.task = None
         if task.role is self._roles.check:
+            self.version = answer.pop("version")
             self.facts = ModelFacts.from_wire(answer)
-        if task.role is self._roles.check and self._settings.verify:
-            self.task = Task(self._roles.verify, self._settings, self._page, now)
+        if task.role is self._roles.check and self.settings.verify:
+            self._start(self._roles.verify, now)
         else:
             self.passed = True
+
+    def stuck(self, now: float) -> str:
+        """Why it must be given up, if so."""
+        if self.task is None or self.task.stalled(now) < self.settings.load_seconds:
+            return ""
+        return f"{self.task.role.title}: no progress for {self.settings.load_seconds:g} s"
+
+    def kill(self) -> None:
+        """Ends what runs; advance() sees it."""
+        if self.task is not None:
+            self.task.process.signal(signal.SIGKILL)
 
 
 # ---- in the child --------------------------------------------------------------------------------------------------
 
 
 def check(answer: int, settings: Settings, page: Page) -> int:
-    """Answers with the model's facts, or {"errors": […]}."""
-    return _reporting(answer, lambda: import_module("colibri_daemon.worker.check").check(settings).to_wire())
+    """Answers with the model's facts and the package's version, or {"errors": […]}."""
+
+    def run() -> dict[str, Any]:
+        facts: ModelFacts = import_module("colibri_daemon.worker.check").check(settings)
+        return facts.to_wire() | {"version": package_version()}
+
+    return _reporting(answer, run)
+
+
+def package_version() -> str:
+    """As installed now."""
+    return version("colibri-daemon")
 
 
 def verify(answer: int, settings: Settings, page: Page) -> int:

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from colibri_engine import Engine, selftest
-from colibri_engine.container import Manifest
+from colibri_engine.container import MANIFEST, Manifest
 from colibri_engine.errors import ContainerError, EngineError
-from colibri_engine.files import read_json
+from colibri_engine.files import RegularFile, read_json
 from colibri_engine.geometry import Geometry, default_attention
 from colibri_engine.runtime import Info, own_kv_format
 from colibri_engine.verify import structure
 from colibri_protocol.limits import MAX_STOP_IDS
 
-from ..common.facts import ModelFacts
+from ..common.facts import FileFacts, ModelFacts
 from ..common.settings import Settings
 
 _EOS_FILES = ("generation_config.json", "config.json")  # the first that has the field counts
@@ -24,7 +24,9 @@ def check(settings: Settings) -> ModelFacts:
     """The model's facts, configuration applied. ColibriError, OSError or ValueError with what is wrong and, where
     settings are at fault, which. Reads no weights."""
     folder = Path(settings.model or "").resolve()
+    files = [_file(folder, MANIFEST)] if folder.is_dir() else []  # before it is read
     manifest = Manifest.load(folder)
+    files += [_file(folder, name) for name, _ in manifest.files]
     for finding in structure(folder, manifest):
         raise ContainerError(finding.path, finding.reason, finding.item)
     pinned, window = attention(settings, manifest.geometry)
@@ -36,8 +38,13 @@ def check(settings: Settings) -> ModelFacts:
         context=info.context, max_len=_max_len(settings, window, info.context),
         eos_ids=eos_ids(folder, info.vocab), pinned=pinned, window=window, positions=settings.positions,
         kv_format=kv_format, slab_tokens=settings.slab_tokens, slab_bytes=info.slab_bytes,
-        weight_bytes=info.weight_bytes,
+        weight_bytes=info.weight_bytes, files=tuple(files),
     )  # fmt: skip
+
+
+def _file(folder: Path, name: str) -> FileFacts:
+    with RegularFile(folder / name, ContainerError) as file:
+        return FileFacts.of(name, file.fd)
 
 
 def attention(settings: Settings, geometry: Geometry) -> tuple[int, int]:

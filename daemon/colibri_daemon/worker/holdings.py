@@ -110,8 +110,10 @@ class Holdings:
         return False
 
     def full(self, key: int, count: int) -> Pairs:
-        """Those of the request's first ``count`` slabs that are not committed yet."""
-        held = self.held[key]
+        """Those of the request's first ``count`` slabs that are not committed yet; none if it has to begin again."""
+        held = self.held.get(key)
+        if held is None:
+            return []
         return [(ordinal, held.own[ordinal]) for ordinal in range(held.next, count)]
 
     def commit(self, key: int, ordinal: int, slab: int, tokens: bytes, crc: int) -> None:
@@ -131,13 +133,14 @@ class Holdings:
         held.commits.popleft()
         return [ordinal for ordinal in ordinals if held.slabs.pop(ordinal, None) is not None]
 
-    def release(self, key: int) -> None:
-        """The request has left this worker; what it leased is free."""
+    def release(self, key: int) -> list[int]:
+        """The request has left this worker; what it leased, which is returned, is free."""
         if key in self.waiting:
             self.waiting[key].left, self.waiting[key].after = True, None
-            return
-        self._drop(key)
+            return []
+        own = self._drop(key).own
         self._say(pool_ipc.RELEASE, key)
+        return list(own.values())
 
     def _drop(self, key: int) -> Held:
         held = self.held.pop(key)
@@ -150,14 +153,26 @@ class Holdings:
         """Keys of the requests that hold any of these."""
         return [key for key, held in self.held.items() if any(slab in slabs for slab in held.slabs.values())]
 
-    def attach_again(self, key: int, wanted: Wanted, bad: Collection[int]) -> None:
-        """Some of the slabs that the request holds are damaged: it begins again behind the good ones. A pool that is
-        lost before it hears of this finds out by itself: a new one has the contents checked at every attach."""
-        for slab in self._drop(key).slabs.values():
+    @property
+    def committing(self) -> list[int]:
+        """Keys of the requests with a commit that is not answered."""
+        return [key for key, held in self.held.items() if held.commits]
+
+    def attach_again(self, key: int, wanted: Wanted, bad: Collection[int]) -> list[int]:
+        """What the request holds cannot be trusted: it begins again behind what the pool still has. bad: slabs whose
+        contents do not match. Returns what it leased, which is free. A pool that is lost before it hears of this finds
+        out by itself: a new one has the contents checked at every attach."""
+        held = self._drop(key)
+        for slab in held.slabs.values():
             if slab in bad:
                 self._say(pool_ipc.BAD, slab)
         self._say(pool_ipc.RELEASE, key)
         self._attach(key, Waiting(wanted))
+        return list(held.own.values())
+
+    def verified(self) -> None:
+        """All that came of a VERIFY was said."""
+        self._say(pool_ipc.VERIFIED)
 
     # ---- the link ----------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
 """The worker's loop: takes messages between steps, computes one step after another, tells of each in one message.
 
-With nothing to compute, or with a dispatcher that does not read, it sleeps until a descriptor says something. Requests
-join, leave and pause between any two steps; what becomes of one never changes another's tokens. A dispatcher that ends
-takes its requests with it; the supervisor then sends the link to the next one, and the model stays loaded. No step
-waits for the KV pool: a request joins when that has answered, and one without a slab for its next token sits out.
+With nothing to compute, or with a dispatcher that does not read, it sleeps until a descriptor says something, and turns
+all the same twice a second to show that it can. Requests join, leave and pause between any two steps; what becomes of
+one never changes another's tokens. A dispatcher that ends takes its requests with it; the supervisor then sends the
+link to the next one, and the model stays loaded. No step waits for the KV pool: a request joins when that has answered,
+and one without a slab for its next token sits out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from colibri_engine import Engine
 from colibri_engine.batch import Batch, Lane
 from colibri_protocol.errors import Code
 
-from ..common import ipc
+from ..common import ipc, log
 from ..common.exit_codes import Exit
 from ..common.job import Job
 from ..common.link import Link
@@ -28,7 +29,9 @@ from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
 
+MOMENT = 0.05  # share of a step that the next one waits for newcomers
 TELL_NS = 1_000_000  # steps shorter than this share a message: each one wakes the dispatcher and its clients
+IDLE_MS = 500  # longest sleep: whoever beats less often is taken for stopped (supervisor/health.py)
 FULL_BYTES = 1 << 20  # output that the dispatcher has not read from which the worker waits instead of making more
 
 
@@ -43,6 +46,8 @@ class Loop:
         self._slab_tokens = engine.info.slab_tokens
         kv.listener = self
         self._requests: dict[int, Request] = {}
+        self._fresh: list[Request] = []  # that the pool was asked about since the last step
+        self._step_ns = 0
         self._rows: list[Row] = []  # to be told
         self._computed = self._busy_ns = self._told_ns = 0  # rows and time of steps not told; when was told last
         self._steps = self._misses = self._arrivals = 0
@@ -70,6 +75,7 @@ class Loop:
             if self._rows and not runnable:
                 self._report()
             if self._scheduler.running and not self._full:
+                self._await_places()
                 self._step()
 
     @property
@@ -84,7 +90,7 @@ class Loop:
         if self._kv.link is not None:
             self._kv.flush()
             self._watch(self._kv.link)
-        for fd, events in self._poll.poll(None if wait else 0):
+        for fd, events in self._poll.poll(IDLE_MS if wait else 0):
             if fd == self._stop.fileno() or (fd == self._control.fileno() and self._supervisor_gone()):
                 return True
             if fd == self._link.sock.fileno():
@@ -118,6 +124,8 @@ class Loop:
                 self._drop_pool()
                 link = self._open(fds[0])
                 self._kv.connect(link, slot, epoch)
+            case {"t": "log_level", "level": level}:
+                log.set_level(level)
 
     def _open(self, fd: int) -> Link:
         sock = socket.socket(fileno=fd)
@@ -164,6 +172,18 @@ class Loop:
         if link.closed:
             self._drop_pool()
 
+    def _await_places(self) -> None:
+        """Gives the pool a moment, at most MOMENT of the last step, to say where newcomers have their places: then they
+        join the next step and not the one after."""
+        until = time.monotonic() + MOMENT * self._step_ns / 1e9
+        fresh, self._fresh = self._fresh, []
+        while any(not request.attached and request.key in self._requests for request in fresh):
+            self._kv.flush()
+            left = until - time.monotonic()
+            if self._kv.link is None or left <= 0 or not select.select([self._kv.link.sock], [], [], left)[0]:
+                return
+            self._serve_pool(select.POLLIN)
+
     def _drop_pool(self) -> None:
         """Goes on with what is here until the supervisor sends the next link."""
         if self._kv.link is not None:
@@ -183,6 +203,7 @@ class Loop:
             self._rows.append(request.end())
             return
         self._requests[key] = request
+        self._fresh.append(request)
         self._kv.attach(request.lane, request.salt, request.cache)
 
     def _cancel(self, key: int, finish: str) -> None:
@@ -222,7 +243,7 @@ class Loop:
         request = self._requests[key]
         request.lane.start(position, slabs)
         request.begin(position)
-        self._scheduler.admit(request.lane, request.arrival)
+        self._scheduler.admit(request.lane, request.arrival, request.owner)
         self._hold_back(request)
 
     def hidden(self, key: int, ordinals: list[int]) -> None:
@@ -230,11 +251,14 @@ class Loop:
             self._requests[key].lane.drop_slab(ordinal)
 
     def damaged(self, key: int, slabs: Collection[int]) -> None:
-        request = self._requests[key]
+        self._begin_again(self._requests[key], slabs)
+
+    def _begin_again(self, request: Request, bad: Collection[int]) -> None:
+        """Behind what can be trusted. bad: as in damaged()."""
         if request.attached:
             self._scheduler.finish(request.lane)
             request.rewind()
-        self._kv.attach_again(request.lane, request.salt, request.cache, slabs)
+        self._kv.attach_again(request.lane, request.salt, request.cache, bad, request.doubts)
 
     def suspected(self, key: int, position: int) -> None:
         self._requests[key].lane.redo(position)
@@ -276,6 +300,7 @@ class Loop:
             if outcome is not None:
                 self._take(self._requests[lane.id], outcome)
         now = time.monotonic_ns()
+        self._step_ns = now - begin
         self._computed += rows
         self._busy_ns += now - begin
         if grown or now - self._told_ns >= TELL_NS:
@@ -295,6 +320,8 @@ class Loop:
         self._page_keys[0] = keys[0]
 
     def _take(self, request: Request, outcome: Any) -> None:
+        if request.doubt(outcome):
+            return self._begin_again(request, ())
         row = request.take(outcome)
         if request.finished:
             self._leave(request, row)

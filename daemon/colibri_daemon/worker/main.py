@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 from colibri_engine import Engine
 from colibri_engine._colibri import lib
 from colibri_engine.batch import SCORED_ROWS, Batch, Lane
-from colibri_engine.container import Manifest
+from colibri_engine.container import MANIFEST
 from colibri_engine.errors import ColibriError
 from colibri_engine.sequence import KvMemory
 
@@ -30,17 +31,19 @@ from .pool_kv import PoolKv
 from .scheduler import Scheduler
 
 _SLICE = 32 << 20  # bytes of weights between two reports of progress
+_MADV_POPULATE_READ = 22  # reports an error where touching a page would raise SIGBUS
 _log = log.get("worker")
 
 
 def run(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
-        arena: Arena) -> int:  # fmt: skip
+        arena: Arena, files: dict[str, int]) -> int:  # fmt: skip
     """The process's exit code. link and control are non-blocking; page is this process's own. The link to the pool that
-    grants slabs of the arena comes over control."""
+    grants slabs of the arena comes over control. files: the model's, open, by name; the folder has others by now if
+    somebody has replaced them."""
     with _stop_signal() as stop:
         page[Field.STATE] = State.LOADING
         try:
-            loop, engine, told = _load(Link(link), control, stop, page, settings, facts, arena)
+            loop, engine, told = _load(Link(link), control, stop, page, settings, facts, arena, files)
         except (ColibriError, OSError, ValueError, MemoryError) as e:
             _log.error("cannot load the model", reason=str(e))
             ipc.send_control(control, {"t": "failed", "reason": str(e) or type(e).__name__})
@@ -69,14 +72,14 @@ def _stop_signal() -> Iterator[socket.socket]:
 
 
 def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, settings: Settings,
-          facts: ModelFacts, arena: Arena) -> tuple[Loop, Engine, dict[str, Any]]:
+          facts: ModelFacts, arena: Arena, files: dict[str, int]) -> tuple[Loop, Engine, dict[str, Any]]:
     """Everything up to ready, and what the supervisor may tell of it."""
-    folder = Path(facts.folder)
-    _warm(folder, page)
+    _warm([fd for name, fd in files.items() if name != MANIFEST], page)
     threads = settings.threads_per_worker(lib.colibri_host_threads())
-    engine = Engine.open(folder, threads, kv_format=facts.kv_format, slab_tokens=facts.slab_tokens, populate=True,
+    engine = Engine.open(facts.folder, threads, kv_format=facts.kv_format, slab_tokens=facts.slab_tokens, populate=True,
                          max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
-                         max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8])
+                         max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8],
+                         files=files, fault_exit=Exit.WEIGHTS_CHANGED)
     try:
         kv = PoolKv(KvMemory(engine.info, arena.slabs, arena.map()), arena.geometry)
         batch = Batch(engine, kv.memory, settings.max_seqs)
@@ -94,15 +97,25 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
     return loop, engine, told
 
 
-def _warm(folder: Path, page: Page) -> None:
+def _warm(files: list[int], page: Page) -> None:
     """Brings the weights into the page cache a slice at a time, so that loading can be watched."""
-    files = Manifest.load(folder).files
-    page[Field.TO_LOAD] = sum(size for _, size in files)
-    for name, size in files:
-        with open(folder / name, "rb") as file, mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) as mapped:
+    sizes = [os.fstat(fd).st_size for fd in files]
+    page[Field.TO_LOAD] = sum(sizes)
+    for fd, size in zip(files, sizes, strict=True):
+        with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped:
             for at in range(0, size, _SLICE):
                 end = min(at + _SLICE, size)
-                mapped.madvise(mmap.MADV_WILLNEED, at, end - at)
-                mapped[at : end : mmap.PAGESIZE]  # noqa: B018 - reading a byte of each page is the point
+                _populate(mapped, at, end)
                 page[Field.LOADED] += end - at
                 page[Field.PROGRESS] += 1
+
+
+def _populate(mapped: mmap.mmap, at: int, end: int) -> None:
+    """OSError if the file has become shorter."""
+    try:
+        mapped.madvise(_MADV_POPULATE_READ, at, end - at)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise
+        mapped.madvise(mmap.MADV_WILLNEED, at, end - at)  # a kernel before 5.14
+        mapped[at : end : mmap.PAGESIZE]  # noqa: B018 - reading a byte of each page is the point

@@ -1,5 +1,7 @@
 """The worker's slabs of the shared KV arena: holdings.py with its link to the pool, and the memory itself.
 
+A slab can be written from take() to its commit or to the end of its request, and at no other time (guard.py).
+
 Nothing here waits for the pool. What it says is handled when it comes; what it has not given yet, the caller does
 without. What it is told leaves with flush(). Output is bounded by what a worker can hold: a commit for each slab, an
 attach for each request.
@@ -7,16 +9,18 @@ attach for each request.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Protocol
 
 import crc32c
+from colibri_engine._colibri import ffi
 from colibri_engine.batch import Lane
 from colibri_engine.binding import POSITIONS
 from colibri_engine.sequence import KvMemory
 
 from ..common import pool_ipc
 from ..common.link import Link
+from .guard import Guard
 from .holdings import Holdings
 
 _MODES = {number: name for name, number in POSITIONS.items()}
@@ -32,7 +36,8 @@ class Listener(Protocol):
         """These slabs are out of view and not the request's any more."""
 
     def damaged(self, key: int, slabs: Collection[int]) -> None:
-        """The request holds some of these, whose contents are not what was written: attach_again()."""
+        """What the request holds cannot be trusted: attach_again(). slabs: those, of any request, whose contents are
+        not what was written."""
 
     def suspected(self, key: int, position: int) -> None:
         """What the request has computed from this position on may not be what was written, and nothing can tell."""
@@ -44,6 +49,7 @@ class PoolKv:
     def __init__(self, memory: KvMemory, geometry: dict[str, Any]) -> None:
         self.memory, self._geometry = memory, geometry
         self._slab_tokens: int = geometry["slab_tokens"]
+        self._guard = Guard(int(ffi.cast("uintptr_t", memory.buffer.ptr)), memory.slabs, geometry["slab_bytes"])
         self._holdings = Holdings()
         self.link: Link | None = None
         self.listener: Listener
@@ -91,26 +97,32 @@ class PoolKv:
         pairs = [(ordinal, slab) for ordinal, slab, _ in slabs]
         if not self._holdings.attached(key, pairs, position // self._slab_tokens):
             return
-        if not self._damaged([(slab, crc) for _, slab, crc in slabs if crc is not None]):
+        bad = self._mismatches((slab, crc) for _, slab, crc in slabs if crc is not None)
+        for holder in self._holdings.holders(bad):
+            self.listener.damaged(holder, bad)
+        if not bad:
             self.listener.attached(key, position, pairs)
 
     def _committed(self, key: int, ordinals: list[int]) -> None:
         if gone := self._holdings.committed(key, ordinals):
             self.listener.hidden(key, gone)
 
-    def _verify(self, slabs: list[tuple[int, int]]) -> None:
-        """Another worker died by a fault. The slabs that are being filled have no CRC: their part is computed again."""
-        self._damaged(slabs)
-        for key, held in self._holdings.held.items():
+    def _verify(self, slabs: list[tuple[int, int | None]]) -> None:
+        """Another worker died by a fault. All that this one has is put right before the next step, so that no token
+        more is made of damage: a slab without a CRC, or whose commit is not answered, may hold something computed from
+        it, and those that are being filled have no CRC yet."""
+        holdings = self._holdings
+        bad = self._mismatches((slab, crc) for slab, crc in slabs if crc is not None)
+        lost = bad | {slab for slab, crc in slabs if crc is None}
+        for key in {*holdings.holders(lost), *holdings.committing}:
+            self.listener.damaged(key, bad)
+        for key, held in holdings.held.items():
             if held.own:
                 self.listener.suspected(key, held.next * self._slab_tokens)
+        holdings.verified()
 
-    def _damaged(self, slabs: list[tuple[int, int]]) -> set[int]:
-        """The damaged ones; their holders know. Before the next step, so that no token more is made of them."""
-        bad = {slab for slab, crc in slabs if self._crc(slab) != crc}
-        for key in self._holdings.holders(bad) if bad else ():
-            self.listener.damaged(key, bad)
-        return bad
+    def _mismatches(self, slabs: Iterable[tuple[int, int]]) -> set[int]:
+        return {slab for slab, crc in slabs if self._crc(slab) != crc}
 
     def _crc(self, slab: int) -> int:
         return crc32c.crc32c(self.memory.slab(slab))
@@ -125,9 +137,13 @@ class PoolKv:
         """Asks for whatever of the lane's text is in the cache; the answer goes to the listener."""
         self._holdings.attach(lane.id, self._wanted(lane, salt, use))
 
-    def attach_again(self, lane: Lane, salt: bytes, use: bool, bad: Collection[int]) -> None:
-        """The same for a lane that was rewound because of these damaged slabs."""
-        self._holdings.attach_again(lane.id, self._wanted(lane, salt, use), bad)
+    def attach_again(self, lane: Lane, salt: bytes, use: bool, bad: Collection[int], doubts: int = 0) -> None:
+        """The same for a lane that was rewound because what it holds is damaged, or may be. bad: as in damaged().
+        doubts: how often its logits made no sense: first all that it gets is verified, then it gets nothing."""
+        wanted = self._wanted(lane, salt, use)
+        if doubts:
+            wanted |= {"verify": True, "limit": wanted["limit"] if doubts == 1 else 0}
+        self._guard.close(self._holdings.attach_again(lane.id, wanted, bad))
 
     def _wanted(self, lane: Lane, salt: bytes, use: bool) -> dict[str, Any]:
         how = lane.attention
@@ -136,18 +152,21 @@ class PoolKv:
 
     def take(self, lane: Lane, count: int) -> None:
         """Slabs for the positions behind the lane's table; count must be free."""
-        lane.add_slabs(self._holdings.take(lane.id, lane.n_slabs, count))
+        slabs = self._holdings.take(lane.id, lane.n_slabs, count)
+        self._guard.open(slabs)
+        lane.add_slabs(slabs)
 
     def commit(self, lane: Lane) -> None:
         """What the lane has computed was told: its full slabs may be others' too."""
         size = self._slab_tokens
         for ordinal, slab in self._holdings.full(lane.id, lane.position // size):
             tokens = lane.tokens[ordinal * size : (ordinal + 1) * size].tobytes()
+            self._guard.close([slab])
             self._holdings.commit(lane.id, ordinal, slab, tokens, self._crc(slab))
 
     def release(self, key: int) -> None:
         """The request leaves this worker, whether it was attached or still waits to be."""
-        self._holdings.release(key)
+        self._guard.close(self._holdings.release(key))
 
 
 _HANDLERS = {pool_ipc.GRANT: PoolKv._granted, pool_ipc.ATTACHED: PoolKv._attached,

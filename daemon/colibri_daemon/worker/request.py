@@ -27,13 +27,15 @@ _CODES = {
     lib.COLIBRI_TOKEN_RANGE: Code.INVALID_ARGUMENT,  # of logit_bias; texts are checked before
     lib.COLIBRI_NO_TOKEN: Code.INVALID_ARGUMENT,
 }
+MOST_DOUBTS = 2
 _MINUS_INFINITY = b"\x00\x00\x80\xff"  # as f32; travels as -9999
 
 
 class Request:
     """finished: nothing is left to be computed; the row made last, or that of end(), is the last. attached: its lane
     has its place in the KV cache. paused: it is to stay out of the batch, but not before it is at goal: others may
-    wait for what it computes of the text that it was attached with. arrival: grows from request to request."""
+    wait for what it computes of the text that it was attached with. arrival: grows from request to request. doubts: how
+    often what it was computed from was doubted."""
 
     def __init__(self, key: int, job: Job, info: Info, max_length: int, arrival: int = 0) -> None:
         """ValueError if the job cannot be run by this model, naming what is wrong."""
@@ -41,8 +43,9 @@ class Request:
         if not len(prompt) or len(prompt) + job.max_tokens > max_length:
             raise ValueError(f"prompt and output have {len(prompt)} + {job.max_tokens} tokens; at least 1 + 0 and at "
                              f"most {max_length} together are possible")
-        self.key, self.arrival, self.salt, self.cache = key, arrival, job.salt, job.cache
+        self.key, self.arrival, self.salt, self.cache, self.owner = key, arrival, job.salt, job.cache, job.owner
         self.attached = self.paused = False
+        self.doubts = 0
         self._logprobs, self._min_tokens = job.logprobs, job.min_tokens
         self.stops = _stops(job, generated)
         draws = self.stops.finish is None
@@ -71,6 +74,14 @@ class Request:
     @property
     def is_held_back(self) -> bool:
         return self.paused and self.attached and self.lane.position >= self.goal
+
+    def doubt(self, outcome: Outcome) -> bool:
+        """Whether to compute it again before this outcome is believed: keys and values that another process has damaged
+        give NaN too, and that may not be known yet. PoolKv.attach_again() says how."""
+        if not isinstance(outcome, Failed) or outcome.status != lib.COLIBRI_NON_FINITE or self.doubts == MOST_DOUBTS:
+            return False
+        self.doubts += 1
+        return True
 
     def take(self, outcome: Outcome) -> Row | None:
         """The row for what a step gave; None if there is nothing to tell."""

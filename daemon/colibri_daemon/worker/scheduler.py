@@ -1,8 +1,10 @@
 """Which rows go into the next step: continuous batching as pure data.
 
 A sequence has tokens known and tokens computed; a step computes the next rows of some sequences. Decode rows (one token
-from its target) of all running sequences go first, then prefill chunks by arrival within the step's budget, so that the
-step stays as short as was promised. The budget counts rows; one deep in a text, which looks at many keys, counts more.
+from its target) of all running sequences go first, then prefill chunks within the step's budget, so that the step stays
+as short as was promised. The budget counts rows; one deep in a text, which looks at many keys, counts more. It goes to
+the owner who has had least of it (start-time fair queueing), and of one owner's sequences to the oldest: who comes with
+a short prompt does not wait for the end of somebody else's long one.
 Sequences join, leave and pause between any two steps. One for which there is no KV slab sits the step out: slabs are
 asked for some steps ahead (wanted()), and who gives way when there are too few is not decided here.
 """
@@ -53,15 +55,18 @@ class Scheduler(Generic[T]):
         self.running: list[T] = []
         self.paused: list[T] = []
         self._arrivals: dict[T, int] = {}
+        self._owners: dict[T, int] = {}
+        self._had: dict[int, float] = {}  # budget by owner, while somebody waits for some
+        self._turn = 0.0  # what the owner served last had had before
 
-    def admit(self, text: T, arrival: int) -> None:
-        """Ahead of all whose arrival is a greater number."""
-        self._arrivals[text] = arrival
+    def admit(self, text: T, arrival: int, owner: int = 0) -> None:
+        """Ahead of all whose arrival is a greater number. owner: whose share of the budget it takes."""
+        self._arrivals[text], self._owners[text] = arrival, owner
         insort(self.running, text, key=self._arrivals.__getitem__)
 
     def finish(self, text: T) -> None:
         (self.paused if text in self.paused else self.running).remove(text)
-        del self._arrivals[text]
+        del self._arrivals[text], self._owners[text]
 
     def pause(self, text: T) -> None:
         """Leaves the batch. Idempotent."""
@@ -87,7 +92,7 @@ class Scheduler(Generic[T]):
         """Slabs that the running sequences will take within two steps, decoding ones within AHEAD. coming: tokens of
         sequences that may be admitted meanwhile."""
         count, budget, size = 0, 2 * self.step_tokens, self.slab_tokens
-        for text in self.running:
+        for text in self.in_turn(self.running):
             left = rows = text.target - text.position
             if left > 1:
                 rows = min(left, budget)
@@ -96,6 +101,27 @@ class Scheduler(Generic[T]):
                 rows = min(rows + AHEAD - 1, text.most - text.position)
             count += max(0, -(-(text.position + rows) // size) - text.n_slabs)
         return count + -(-min(coming, budget) // size)
+
+    def in_turn(self, texts: list[T]) -> list[T]:
+        """Of whom the budget goes to the first, then to the next."""
+        return sorted(texts, key=lambda text: self._had_by(self._owners[text])) if self._had else texts
+
+    def charge(self, text: T, cost: float) -> None:
+        """It was given so much of a step's budget."""
+        owner = self._owners[text]
+        self._turn = self._had_by(owner)
+        self._had[owner] = self._turn + cost
+        if len(self._had) > 2 * self.max_seqs:
+            self._had = {owner: had for owner, had in self._had.items() if had > self._turn}
+
+    def all_had(self) -> None:
+        """Nobody waits for any: it begins anew."""
+        self._had.clear()
+        self._turn = 0.0
+
+    def _had_by(self, owner: int) -> float:
+        """Who was away is not owed anything."""
+        return max(self._had.get(owner, 0.0), self._turn)
 
     def cost(self, text: T) -> float:
         """Of the next row of text, in rows at the beginning of one."""
@@ -126,13 +152,15 @@ class _Step(Generic[T]):
         waiting = [text for text in self._s.running
                    if text.target - text.position > 1 or text.position < text.scored_to]  # fmt: skip
         if not waiting:
-            return
+            return self._s.all_had()
         decoding = len(self.plan.work)
         budget = self._s.step_tokens - sum(self._s.cost(text) for text, _ in self.plan.work)
-        for text in waiting[: self._s.max_seqs - decoding]:
+        for text in self._s.in_turn(waiting)[: self._s.max_seqs - decoding]:
             cost, first = self._s.cost(text), len(self.plan.work) == decoding
             rows = self._chunk(text, max(int(budget / cost), LEAST_CHUNK if first else 0))
             budget -= rows * cost
+            if rows:
+                self._s.charge(text, rows * cost)
 
     def _chunk(self, text: T, most: int) -> int:
         """Adds a chunk of at most so many rows, within the scored rows and the slabs left. Returns its rows."""

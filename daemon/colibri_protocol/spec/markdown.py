@@ -15,7 +15,7 @@ from ..codec import encode
 from ..connection import ABOUT_CONNECTION, ABOUT_REQUEST
 from ..errors import CODES
 from ..framing import HEADER_BYTES
-from ..message import IGNORABLE, MESSAGES, STRUCTS, Message, Spec, Struct
+from ..message import IGNORABLE, STRUCTS, Message, Spec, Struct, messages_by_tag
 from ..messages import Done, Generate, Hello, StopMatch, TokensOut, Usage
 
 HERE = Path(__file__).parent
@@ -71,7 +71,7 @@ def spec_markdown() -> str:
         hello_seconds=f"{limits.HELLO_SECONDS:g}",
         errors=_error_table(),
         messages=_message_table(),
-        fields=_field_table((made.NAME, made) for made in MESSAGES.values()),
+        fields=_field_table((made.NAME, made) for made in messages_by_tag()),
         structs=_field_table((made.__name__, made) for made in STRUCTS),
         limits=_limit_table(),
         example_client="\n".join([*dump(hello), "", *dump(request, 1)]),
@@ -92,7 +92,7 @@ def _table(titles: str, rows: Iterable[tuple[Any, ...]]) -> str:
 
 
 def _message_table() -> str:
-    rows = ((m.TAG, m.NAME, m.SENDER, _id(m), m.__doc__) for m in MESSAGES.values())
+    rows = ((m.TAG, m.NAME, m.SENDER, _id(m), m.__doc__) for m in messages_by_tag())
     return _table("type, name, sender, id, meaning", rows)
 
 

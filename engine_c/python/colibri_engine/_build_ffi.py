@@ -13,8 +13,8 @@ from pathlib import Path
 from cffi import FFI
 
 ENGINE = Path(__file__).resolve().parents[2]
-HOST_HEADERS = ("pool.h", "machine.h", "map.h", "probe.h")
-HOST_SOURCES = ("pool.c", "machine.c", "map.c", "load.c", "probe.c")
+HOST_HEADERS = ("pool.h", "machine.h", "map.h", "fault.h", "probe.h")
+HOST_SOURCES = ("pool.c", "machine.c", "map.c", "load.c", "fault.c", "probe.c")
 SONAME = "libcolibri.so.1"
 
 # Python functions that may stand where config wants a callback; `user` is a handle of ffi.new_handle. They cost a GIL

@@ -163,28 +163,38 @@ def _expert_release(user: Any, layer: int, leases: Any, n: int) -> None:
     owner.expert_release(layer, [leases[i].lease for i in range(n)])
 
 
+def _words(memory: memoryview, count: int, name: str) -> Any:
+    """uint64_t * of the caller's memory, which is not exported, only to be kept alive: CPython 3.11 crashes when it
+    collects a cycle that has an exported memoryview in it."""
+    address = int(ffi.cast("uintptr_t", ffi.from_buffer(f"uint64_t[{count}]", memory, require_writable=True)))
+    if address % 8:
+        raise ValueError(f"{name} is not aligned to 8 bytes")
+    return ffi.cast("uint64_t *", address)
+
+
 def _counter(progress: bool | memoryview) -> Any:
-    """uint64_t * of the progress counter; NULL for none. The caller's memory is not exported, only to be kept alive:
-    CPython 3.11 crashes when it collects a cycle that has an exported memoryview in it."""
+    """uint64_t * of the progress counter; NULL for none."""
     if isinstance(progress, bool):
         return ffi.new("uint64_t *") if progress else ffi.NULL
-    address = int(ffi.cast("uintptr_t", ffi.from_buffer("uint64_t[1]", progress, require_writable=True)))
-    if address % 8:
-        raise ValueError("progress is not aligned to 8 bytes")
-    return ffi.cast("uint64_t *", address)
+    return _words(progress, 1, "progress")
 
 
 class Monitor:
     """Memory the engine shares with its caller while a step runs: cancel flag, progress and tokens per expert."""
 
-    def __init__(self, config: Any, progress: bool | memoryview, expert_tokens: tuple[int, int] | None) -> None:
-        """progress: whether to count, or the 8 bytes to count in. expert_tokens: (layers, experts) of the counters, if
-        they are wanted."""
+    def __init__(self, config: Any, progress: bool | memoryview, expert_tokens: bool | memoryview,
+                 grid: tuple[int, int] | None) -> None:
+        """progress, expert_tokens: whether to count, or the memory to count in, 8 bytes for each counter. grid: layers
+        and experts, if their tokens are to be counted."""
         self._cancel = config.cancel = ffi.new("uint32_t *")
-        self._progress, self._memory = _counter(progress), progress
+        self._progress, self._memory = _counter(progress), (progress, expert_tokens)
         config.progress = self._progress
-        self.expert_tokens = None if expert_tokens is None else np.zeros(expert_tokens, np.uint64)
-        config.expert_tokens = pointer(self.expert_tokens, "uint64_t")
+        self.expert_tokens: np.ndarray | None = None
+        if grid is not None and isinstance(expert_tokens, memoryview):
+            config.expert_tokens = _words(expert_tokens, grid[0] * grid[1], "expert_tokens")
+        elif grid is not None:
+            self.expert_tokens = np.zeros(grid, np.uint64)
+            config.expert_tokens = pointer(self.expert_tokens, "uint64_t")
 
     @property
     def progress(self) -> int:

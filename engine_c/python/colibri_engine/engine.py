@@ -6,7 +6,7 @@ Every call releases the GIL while C works. An Engine serves one thread at a time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,14 +29,18 @@ class Engine:
                  slab_tokens: int = 64, max_tokens: int = 256, max_sequences: int = 64,
                  max_context: int = MAX_CONTEXT, populate: bool = False,
                  callbacks: Callbacks | None = None, routing: str = "float", progress: bool | memoryview = False,
-                 expert_tokens: bool = False) -> None:
+                 expert_tokens: bool | memoryview = False, files: Mapping[str, int] | None = None,
+                 fault_exit: int | None = None) -> None:
         """``max_tokens`` is the chunk of one step; ``isa`` overrides COLIBRI_ISA; ``kv_format`` "f16" or "f32", by
         default f32 for f32, f16 and bf16 weights, f16 for q8 and q4; ``callbacks`` see callbacks.py; ``routing``
         "int8" uses the quantised routing table; ``progress`` and ``expert_tokens`` count, see the properties;
-        ``progress`` may be 8 aligned bytes of writable memory, such as shared with a process that watches."""
+        ``progress`` may be 8 aligned bytes of writable memory, such as shared with a process that watches, and
+        ``expert_tokens`` that of uint64 [layers, experts], to which is added; ``files``:
+        open descriptors by name (manifest.json …), used instead of what the folder has under these names by now;
+        ``fault_exit``: the exit code of this process when a mapped file turns out to have been cut short."""
         options = Options(threads=threads, isa=isa, kv_format=kv_format, slab_tokens=slab_tokens, max_tokens=max_tokens,
                           max_sequences=max_sequences, max_context=max_context, populate=populate, routing=routing,
-                          progress=progress, expert_tokens=expert_tokens)
+                          progress=progress, expert_tokens=expert_tokens, files=files, fault_exit=fault_exit)
         self.runtime = Runtime(path, options, callbacks)
         self.path, self.info = self.runtime.path, self.runtime.info
         self._output = Buffer(lib.COLIBRI_OUTPUT, 4 * self.info.vocab)

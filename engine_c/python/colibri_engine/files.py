@@ -29,11 +29,11 @@ class RegularFile:
         self.path, self._error = path, error
         try:
             # Non-blocking: opening a FIFO must not wait for a writer.
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as e:
             raise self.fail(_reason(e)) from e
-        self.close = weakref.finalize(self, os.close, self._fd)  # at the latest when nobody refers to it any more
-        info = os.fstat(self._fd)
+        self.close = weakref.finalize(self, os.close, self.fd)  # at the latest when nobody refers to it any more
+        info = os.fstat(self.fd)
         if not stat.S_ISREG(info.st_mode):
             self.close()
             raise self.fail("is a directory" if stat.S_ISDIR(info.st_mode) else "is not a regular file")
@@ -49,7 +49,7 @@ class RegularFile:
         view, done = memoryview(out), 0
         while done < len(view):
             try:
-                n = os.preadv(self._fd, [view[done:]], offset + done)
+                n = os.preadv(self.fd, [view[done:]], offset + done)
             except OSError as e:
                 raise self.fail(_reason(e)) from e
             if n == 0:

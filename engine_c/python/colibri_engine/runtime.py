@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,9 @@ class Options:
     populate: bool = False
     routing: str = "float"
     progress: bool | memoryview = False
-    expert_tokens: bool = False
+    expert_tokens: bool | memoryview = False
+    files: Mapping[str, int] | None = None
+    fault_exit: int | None = None
 
 
 _TEXTS = {"architecture": "architecture", "isa": "isa_name", "numerics_class": "numerics_class"}
@@ -86,16 +89,13 @@ class Runtime:
         self._pool, self._handle, self._host = ffi.NULL, ffi.NULL, None
         self.err = new("colibri_error_t")
         self._callbacks = callbacks or Callbacks()
-        host = ffi.new("colibri_host_model_t *")
-        populate = lib.COLIBRI_MAP_POPULATE if options.populate else 0
-        flags = lib.COLIBRI_MAP_HUGEPAGE | lib.COLIBRI_MAP_DONTDUMP | populate
-        check(lib.colibri_host_load(os.fsencode(path), flags, host, self.err), self.err)
-        self._host = host
+        self._host = self._map(options)
         try:
+            self._watch(options.fault_exit)
             self.config = self._configure(options)
             self._callbacks.install(self.config)
-            grid = self._expert_grid() if options.expert_tokens else None
-            self.monitor = Monitor(self.config, options.progress, grid)
+            grid = None if options.expert_tokens is False else self._expert_grid()
+            self.monitor = Monitor(self.config, options.progress, options.expert_tokens, grid)
             self._init()
             self.routing = self._build_routing(choice({"float": 0, "int8": 1}, options.routing, "routing"))
         except EngineError as e:
@@ -104,6 +104,32 @@ class Runtime:
         except BaseException:
             self.close()
             raise
+
+    def _map(self, options: Options) -> Any:
+        """The model's files in memory."""
+        host = ffi.new("colibri_host_model_t *")
+        populate = lib.COLIBRI_MAP_POPULATE if options.populate else 0
+        flags = lib.COLIBRI_MAP_HUGEPAGE | lib.COLIBRI_MAP_DONTDUMP | populate
+        folder = os.fsencode(self.path)
+        if options.files is None:
+            check(lib.colibri_host_load(folder, flags, host, self.err), self.err)
+            return host
+        names = {ffi.new("char[]", os.fsencode(name)): fd for name, fd in options.files.items()}
+        opened = ffi.new("colibri_host_file_t[]", [(name, fd, 0) for name, fd in names.items()])
+        check(lib.colibri_host_load_opened(folder, opened, len(opened), flags, host, self.err), self.err)
+        return host
+
+    def _watch(self, exit_code: int | None) -> None:
+        for mapped in self._host.maps if exit_code is not None else ():
+            if mapped.data:
+                check(lib.colibri_fault_watch(mapped.data, mapped.size, exit_code, self.err), self.err)
+
+    def _unmap(self) -> None:
+        if self._host is not None:
+            for mapped in self._host.maps:
+                lib.colibri_fault_forget(mapped.data)
+            lib.colibri_host_unload(self._host, self.err)
+            self._host = None
 
     def _manifest(self) -> dict[str, Any]:
         try:
@@ -176,9 +202,7 @@ class Runtime:
         lib.colibri_unload(self._handle)
         lib.colibri_pool_destroy(self._pool)
         self._handle, self._pool = ffi.NULL, ffi.NULL
-        if self._host is not None:
-            lib.colibri_host_unload(self._host, self.err)
-            self._host = None
+        self._unmap()
 
     @property
     def model(self) -> Any:

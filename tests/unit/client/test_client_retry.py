@@ -20,10 +20,13 @@ from colibri_protocol.messages import (
     Error,
     Generate,
     LimitInfo,
+    Model,
+    Receipt,
+    Resume,
     Score,
     Scores,
 )
-from fixtures.scripted_server import MODEL, Peer, Script, Server, floats, oracle, serve, unpack, until
+from fixtures.scripted_server import MODEL, Peer, Script, Server, floats, oracle, pack, serve, unpack, until
 
 PROMPT = [1, 2, 3]
 Quick = Callable[..., AsyncClient]
@@ -192,16 +195,52 @@ async def test_prompt_scores_are_there_once(path: Path, tokens: int) -> None:
     assert result.tokens == oracle(PROMPT, 0, 2)
 
 
-@pytest.mark.parametrize("change", [{"id": "c" * 64}, {"fingerprint": "c" * 64}, {"window": 8}])
-async def test_another_model_does_not_continue_an_output(path: Path, change: dict[str, Any]) -> None:
-    other = replace(MODEL, **change)
-    async with Server(path, partial(serve, dies_after=3), partial(serve, model=other)), AsyncClient(path) as client:
-        stream = client.generate(PROMPT, max_tokens=9)
-        with pytest.raises(errors.ConnectionLost, match="another model") as raised:
+OTHER = replace(MODEL, id="c" * 64, pinned=4, window=8, positions="absolute", kv_format="f32")
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+async def test_who_resumes_says_what_made_the_output(path: Path, generation: int) -> None:
+    """The daemon served another model by the time the request came, or not; then a third one. It may refuse."""
+    made = {1: MODEL, 2: OTHER}[generation]
+
+    async def breaks(peer: Peer) -> None:
+        await peer.welcome()
+        _, key = await peer.expect(Generate)
+        peer.send(Model(generation=2, model=OTHER))
+        peer.tokens(key, [7], 0, generation=generation)
+        peer.tokens(key, [8], 1)
+
+    async def refuses(peer: Peer) -> None:
+        await peer.welcome(replace(MODEL, id="d" * 64))
+        message, key = await peer.expect(Generate)
+        assert message.resume.receipt == Receipt(
+            model_id=made.id, fingerprint=made.fingerprint, seed=3, pinned=made.pinned, window=made.window,
+            positions=made.positions, kv_format=made.kv_format)  # fmt: skip
+        peer.send(Error(code=Code.MODEL_MISMATCH, message="another model", tokens_sent=0), key)
+        await peer.expect(Bye)
+
+    async with Server(path, breaks, refuses), AsyncClient(path) as client:
+        stream = client.generate(PROMPT, max_tokens=9, seed=3)
+        with pytest.raises(errors.RequestError, match="another model") as raised:
             [token async for token in stream]
-        assert raised.value.tokens == oracle(PROMPT, 0, 3)
-        assert client.model == other
-        assert (await client.complete(PROMPT, max_tokens=9)).tokens == oracle(PROMPT, 0, 9)
+        assert raised.value.tokens == [7, 8]
+
+
+async def test_a_receipt_given_by_the_caller_is_kept(path: Path) -> None:
+    receipt = Receipt(model_id="e" * 64, fingerprint="f" * 64, seed=3, window=77)
+
+    async def takes(peer: Peer, breaks: bool) -> None:
+        await peer.welcome()
+        message, key = await peer.expect(Generate)
+        assert message.resume.receipt == receipt
+        peer.tokens(key, [8], len(message.resume.tokens) // 4, generation=1)
+        if not breaks:
+            peer.done(key, 3)
+            await peer.expect(Bye)
+
+    async with Server(path, partial(takes, breaks=True), partial(takes, breaks=False)), AsyncClient(path) as client:
+        resume = Resume(tokens=pack([7]), seed=3, receipt=receipt)
+        assert (await client.complete(PROMPT, max_tokens=3, resume=resume)).tokens == [7, 8, 8]
 
 
 async def test_the_deadline_runs_on(path: Path) -> None:

@@ -102,16 +102,16 @@ def test_errors_without_a_code() -> None:
     assert described(ConnectionLost("it broke")) == "it broke"
 
 
-def test_a_connection_that_is_lost_ends_with_3(cli: Cli, daemon: LittleDaemon) -> None:
-    """Another model is there when the client comes back: the output cannot go on."""
+def test_an_output_that_another_model_cannot_continue(cli: Cli, daemon: LittleDaemon) -> None:
+    """It is there when the client comes back."""
     def once(message: Generate) -> list[int]:
         daemon.model = replace(daemon.model, id="d" * 64)
         return [200]
 
     daemon.output, daemon.dies = once, True
     outcome = cli("generate", "--tokens", "7", "--ids")
-    assert (outcome.code, outcome.out) == (3, "200\n")
-    assert "the connection was lost" in outcome.err
+    assert (outcome.code, outcome.out) == (1, "200\n")
+    assert "MODEL_MISMATCH" in outcome.err
 
 
 def test_the_extra_that_errors_name_has_the_packages() -> None:

@@ -81,6 +81,32 @@ def test_progress_of_reserving():
     assert told[-1] == 160 * MIB
 
 
+def test_pages_are_taken_and_given_back_by_slab():
+    """A slab of 1.5 pages here: a page that two slabs share stays."""
+    page = mmap.PAGESIZE
+    made = Arena.make(6, replace(FACTS, slab_bytes=3 * page // 2))
+
+    def pages() -> int:
+        return os.fstat(made.fd).st_blocks * 512 // page
+
+    assert made.extend(0, 2) == 2
+    assert pages() == 3
+    made.reserve(lambda done: None, 4)
+    assert pages() == 6
+    with made.map() as mapped:
+        mapped[:] = b"x" * len(mapped)
+        made.give_back([1, 2])
+        assert mapped[3 * page // 2 : 9 * page // 2] == b"x" * (page // 2) + bytes(2 * page) + b"x" * (page // 2)
+        assert mapped[: 3 * page // 2] + mapped[9 * page // 2 :] == b"x" * 6 * page
+    made.close()
+
+
+def test_a_large_arena_grows_by_slices():
+    made = Arena.make(40, replace(FACTS, slab_bytes=4 * MIB))
+    assert [made.extend(0, 40), made.extend(16, 40), made.extend(32, 40)] == [16, 32, 40]
+    made.close()
+
+
 def test_other_memory_is_refused(arena):
     """Too small, too large, not sealed: whoever maps it must be able to rely on what was checked."""
     fd = os.memfd_create("other")
@@ -104,6 +130,18 @@ def test_nothing_is_left_when_all_have_closed_it(arena):
     mapped.close()
     spare.close()
     assert not is_mapped()
+
+
+@pytest.mark.parametrize(
+    ("free", "promised", "is_huge"), [(0, 0, False), (3, 0, True), (2, 0, False), (5, 2, True), (5, 3, False)]
+)
+def test_huge_pages_are_used_if_enough_are_free(monkeypatch, free, promised, is_huge):
+    """5 MiB here. The kernel takes no page before reserve(), so that there may be none in fact."""
+    lines = {"HugePages_Free:": free, "HugePages_Rsvd:": promised, "Hugepagesize:": 2048}
+    monkeypatch.setattr(memory, "machine", lines.__getitem__)
+    made = Arena.make(5, replace(FACTS, slab_bytes=MIB))
+    assert (made.page, os.fstat(made.fd).st_size) == ((2 * MIB, 6 * MIB) if is_huge else (mmap.PAGESIZE, 5 * MIB))
+    made.close()
 
 
 @pytest.mark.skipif(memory.machine("HugePages_Free:") < 2, reason="the system has no huge pages")

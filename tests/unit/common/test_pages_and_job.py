@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 from colibri_daemon.common import ipc
-from colibri_daemon.common.facts import ModelFacts
+from colibri_daemon.common.facts import FileFacts, ModelFacts
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import MAX_KEYS, PAGE, Field, State, make_pages
 from hypothesis import given
@@ -95,7 +95,9 @@ def test_an_unknown_field_is_refused() -> None:
 
 
 # ---- facts ---------------------------------------------------------------------------------------------------------
-TYPES = {"str": st.text(), "int": COUNTS, "tuple[int, ...]": st.lists(COUNTS).map(tuple)}
+FILE = st.builds(FileFacts, st.text(), COUNTS, COUNTS, COUNTS, COUNTS)
+TYPES = {"str": st.text(), "int": COUNTS, "tuple[int, ...]": st.lists(COUNTS).map(tuple),
+         "tuple[FileFacts, ...]": st.lists(FILE, max_size=3).map(tuple)}
 
 
 @given(st.builds(ModelFacts, **{name: TYPES[kind] for name, kind in ModelFacts.__annotations__.items()}))

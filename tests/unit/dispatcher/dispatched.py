@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import gc
 import os
 import resource
 import select
@@ -26,8 +27,9 @@ from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import Page, make_pages
 from colibri_daemon.common.settings import Settings
-from colibri_daemon.dispatcher import main
+from colibri_daemon.dispatcher import main, workers
 from colibri_daemon.dispatcher.main import Dispatcher
+from colibri_daemon.dispatcher.pool_link import PoolLink
 from colibri_daemon.dispatcher.session import Session, Timeouts
 from colibri_protocol.connection import Connection, Role
 from colibri_protocol.messages import Done, Error, Generate, Hello, Score, Stats, StatsReply, TokensOut, Welcome
@@ -161,9 +163,14 @@ class Linked:
 
 
 class Worker(Linked):
-    """The worker's end of a link."""
+    """The worker's end of a link. dead: the "dead" message that die() makes the supervisor send."""
 
     steps = 0
+    dead: Callable[..., None]
+
+    def die(self, cause: str = "killed", keys: tuple[int, ...] = ()) -> None:
+        super().die()
+        self.dead(cause=cause, keys=keys)
 
     async def step(self, *rows: list[Any]) -> None:
         """Rows of one step: [key, ids or (), details or None]."""
@@ -191,16 +198,19 @@ class Rig:
 
     def __init__(self, stack: contextlib.ExitStack, path: Path, settings: Settings, facts: ModelFacts,
                  timeouts: Timeouts) -> None:
-        self._stack, self._path = stack, path
-        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        self.listener.bind(str(path))
-        self.listener.listen(128)
+        self._stack, self.path = stack, path
+        self.admin_path = path.with_name(f"{path.name}.admin")
+        self.listener, admin = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
+        for sock, place in ((self.listener, path), (admin, self.admin_path)):
+            sock.bind(str(place))
+            sock.listen(128)
         self.control, theirs = ipc.control()
         stack.enter_context(self.control)
         self.page: Page = make_pages(1)[0]
-        self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.listener, theirs, self.page, settings, facts,
-                                     timeouts)
+        self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.listener, admin, theirs, self.page, settings,
+                                     facts, timeouts=timeouts)
         stack.callback(self.dispatcher.close)
+        self._epoch = 0
         self.requests = self.dispatcher.requests
 
     @property
@@ -220,10 +230,10 @@ class Rig:
         """Bytes that wait for clients."""
         return sum(session.channel.buffered for session in self.sessions)
 
-    async def dial(self) -> Client:
+    async def dial(self, path: Path | None = None) -> Client:
         sock = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, str(self._path))
+        await asyncio.get_running_loop().sock_connect(sock, str(path or self.path))
         return Client(sock)
 
     async def client(self, **hello: Any) -> Client:
@@ -233,28 +243,47 @@ class Rig:
         await client.hear_a(Welcome)
         return client
 
-    async def worker(self, slot: int = 0, **ready: int) -> Worker:
+    async def dial_and_welcome(self) -> Welcome:
+        client = await self.dial()
+        await client.say(Hello(proto_min=1, proto_max=1))
+        return await client.hear_a(Welcome)
+
+    async def worker(self, slot: int = 0, generation: int = 1, **ready: int) -> Worker:
         """A loaded worker."""
-        worker = self.link(slot)
+        worker = self.link(slot, generation)
         await worker.say(ipc.READY, READY | ready)
-        await until(lambda: any(w.loaded and w.slot == slot for w in self.dispatcher.workers))
+        epoch = self._epoch
+        await until(lambda: any(w.loaded and w.epoch == epoch for w in self.workers))
         return worker
 
-    def link(self, slot: int = 0) -> Worker:
+    @property
+    def workers(self) -> list[workers.Worker]:
+        return list(self.dispatcher.generations.workers())
+
+    @property
+    def pool_link(self) -> PoolLink:
+        """Of the generation that serves."""
+        return self.dispatcher.generations.serving.pool
+
+    def link(self, slot: int = 0, generation: int = 1) -> Worker:
         """A worker that has not loaded yet."""
         ours, theirs = ipc.link()
         self._stack.enter_context(ours)
-        self.tell({"t": "worker", "slot": slot, "epoch": 1, "pid": 1000 + slot}, (theirs.fileno(),))
+        self._epoch += 1
+        process = {"slot": slot, "epoch": self._epoch}
+        self.tell({"t": "worker", "generation": generation, "pid": 1000 + slot, **process}, (theirs.fileno(),))
         theirs.close()
-        return Worker(ours)
+        worker = Worker(ours)
+        worker.dead = lambda **how: self.tell({"t": "dead", **process, **how})
+        return worker
 
-    async def pool(self, free: int = 64, **states: int) -> Pool:
+    async def pool(self, free: int = 64, number: int = 1, **states: int) -> Pool:
         """A KV pool with so many slabs."""
         ours, theirs = ipc.link()
         self._stack.enter_context(ours)
-        self.tell({"t": "pool", "slot": 0, "epoch": 1}, (theirs.fileno(),))
+        self.tell({"t": "pool", "pool": number, "slot": 0, "epoch": 1}, (theirs.fileno(),))
         theirs.close()
-        pool, link = Pool(ours), self.dispatcher.pool
+        pool, link = Pool(ours), self.dispatcher.generations.pool(number)
         link.available = None
         await pool.stats(free, **states)
         await until(lambda: link.available is not None)
@@ -262,6 +291,13 @@ class Rig:
 
     def tell(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         assert ipc.send_control(self.control, message, fds)
+
+    def told_already(self) -> bool:
+        """The dispatcher has said something beyond "ready" that was not heard yet."""
+        try:
+            return b"ready" not in self.control.recv(4096) or bool(self.control.recv(4096))
+        except BlockingIOError:
+            return False
 
     async def told(self) -> str:
         """What the dispatcher says to the supervisor."""
@@ -318,15 +354,20 @@ async def three(r: Rig, **pool: int) -> tuple[Worker, Client, Pool]:
 def no_descriptors() -> Any:
     """Within it, this process cannot open anything more."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    gc.collect()  # what is collected later would make room
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    fillers = [os.dup(0)]  # of the gaps: a descriptor above the limit makes no room when it is closed
+    while fillers[-1] < highest:
+        fillers.append(os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in fillers:
+            os.close(fd)
 
 
-if __name__ == "__main__":  # for test_dispatcher_process.py: descriptors of the listening socket and of control
-    _listener, _control = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
-    sys.exit(main.run(_listener, _control, make_pages(1)[0], Settings(), FACTS))
+if __name__ == "__main__":  # for test_dispatcher_process.py: descriptors of both listening sockets and of control
+    _listener, _admin, _control = (socket.socket(fileno=int(argument)) for argument in sys.argv[1:])
+    sys.exit(main.run(_listener, _admin, _control, make_pages(1)[0], Settings(), FACTS))

@@ -124,7 +124,7 @@ async def walk_out(client: Client, choice: random.Random) -> None:
 async def test_each_request_ends_once_with_its_tokens(seed: int) -> None:
     choice = random.Random(seed)
     async with rig(max_seqs=2, queue_requests=100) as r:
-        r.requests.fruitless_most = 1000  # many workers die here before they compute anything
+        r.requests.moves.fruitless_most = 1000  # many workers die here before they compute anything
         workers = asyncio.create_task(keep_workers(r, choice))
         clients = [await r.client() for _ in range(CLIENTS + 1)]
         await asyncio.gather(*(ask(client, choice) for client in clients[:-1]), walk_out(clients[-1], choice))
@@ -135,7 +135,7 @@ async def test_each_request_ends_once_with_its_tokens(seed: int) -> None:
         assert counters["requests_started_total"] == finished == REQUESTS * (CLIENTS + 1)
         assert not len(r.requests.queue)
         assert r.requests.queue.tokens == 0
-        assert all(worker.promised == 0 and not worker.running for worker in r.dispatcher.workers)
+        assert all(worker.promised == 0 and not worker.running for worker in r.workers)
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5))

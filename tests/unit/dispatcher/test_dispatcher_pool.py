@@ -21,7 +21,7 @@ async def test_free_and_cached_slabs_must_cover_prompt_and_one_of_output() -> No
         await worker.step([first, ids(9), None])
         await client.hear_a(TokensOut, 1)
         await pool.stats(free=3, cached=2)
-        await until(lambda: r.dispatcher.pool.available == 5)
+        await until(lambda: r.pool_link.available == 5)
         await client.say(prompt(5), 2)
         await until(lambda: len(r.requests.queue))
         assert not worker.waiting()
@@ -39,7 +39,7 @@ async def test_what_was_promised_is_not_promised_twice_until_it_is_taken() -> No
         await worker.assigned()
         await until(lambda: len(r.requests.queue))
         await pool.stats(free=12)  # it does not know of the promises
-        await until(lambda: r.dispatcher.pool.available == 12)
+        await until(lambda: r.pool_link.available == 12)
         assert not worker.waiting()
         await worker.step([first, ids(9), None])  # has taken its slabs
         await worker.assigned()
@@ -168,7 +168,7 @@ async def test_token_check_is_answered_without_the_pools_answer(dies: bool) -> N
         if not dies:
             await pool.say(pool_ipc.LOOKED, lookups[0], 1)  # nobody waits for it
             await pool.stats(free=7)
-            await until(lambda: r.dispatcher.pool.available == 7)
+            await until(lambda: r.pool_link.available == 7)
 
 
 @on_uvloop
@@ -196,9 +196,9 @@ async def test_its_numbers_are_in_stats() -> None:
         await pool.say(pool_ipc.STATS, {f'kv_slabs{{state="{state}"}}': n for state, n in states.items()} | {
             'kv_leases{worker="0"}': 4, 'kv_leases{worker="7"}': 0, 'kv_evictions_total{reason="lru"}': 6,
             "prefix_cache_queries_total": 100, "prefix_cache_hits_total": 64})  # fmt: skip
-        await until(lambda: r.dispatcher.pool.available == 7)
+        await until(lambda: r.pool_link.available == 7)
         await worker.step()
-        await until(lambda: next(iter(r.dispatcher.workers)).steps)
+        await until(lambda: next(iter(r.workers)).steps)
         stats = await client.stats()
         assert stats.kv_slabs == {"live": 7, "free": 5, "cached": 2, "quarantined": 1, "total": 15}
         assert stats.counters['kv_evictions_total{reason="lru"}'] == 6
@@ -226,8 +226,8 @@ async def test_nobody_is_short_when_the_pool_is_gone() -> None:
         worker, client, pool = await three(r)
         await client.say(prompt(1), 1)
         await worker.assigned()
-        await pool.say(pool_ipc.SHORT, 0, 1)
-        await until(lambda: r.dispatcher.pool.available == 0)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
+        await until(lambda: r.pool_link.available == 0)
         await r.pool(free=0, leased=64)  # the old link is closed
         with pytest.raises(EOFError):
             await pool.hear()

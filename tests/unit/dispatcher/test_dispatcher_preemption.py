@@ -19,13 +19,13 @@ async def test_the_youngest_gives_way_and_goes_on_token_for_token() -> None:
             await client.say(prompt(1, seed=5), request_id)
         keys = [(await worker.assigned())[0] for _ in range(2)]
         await worker.step(*([key, ids(10), None] for key in keys))
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, keys[1])
         await worker.step([keys[0], ids(11), None], [keys[1], ids(11), {"finish": "preempted", "generated": 2}])
         await until(lambda: len(r.requests.queue))
-        await pool.say(pool_ipc.RELIEVED, 0)
+        await pool.say(pool_ipc.RELIEVED, [0, 1])
         await pool.stats(free=3)  # enough for a new one; one that was preempted leaves the other one room to grow
-        await until(lambda: r.dispatcher.pool.available == 3)
+        await until(lambda: r.pool_link.available == 3)
         assert not worker.waiting()
         await pool.stats(free=4)
         key, job = await worker.assigned()
@@ -44,8 +44,8 @@ async def test_whoever_is_alone_goes_on() -> None:
         worker, client, pool = await three(r)
         await client.say(prompt(1), 1)
         key, _ = await worker.assigned()
-        await pool.say(pool_ipc.SHORT, 0, 8)
-        await until(lambda: r.dispatcher.pool.available == 0)
+        await pool.say(pool_ipc.SHORT, [0, 1], 8)
+        await until(lambda: r.pool_link.available == 0)
         await worker.step([key, ids(10), None])
         await client.hear_a(TokensOut, 1)
         assert not worker.waiting()
@@ -60,9 +60,9 @@ async def test_one_at_a_time_until_nobody_is_short() -> None:
         for request_id in (1, 2, 3):
             await client.say(prompt(1), request_id)
         keys = [(await worker.assigned())[0] for _ in range(3)]
-        await pool.say(pool_ipc.SHORT, 0, 3)
+        await pool.say(pool_ipc.SHORT, [0, 1], 3)
         await worker.told(ipc.PREEMPT, keys[2])
-        await pool.say(pool_ipc.SHORT, 0, 4)
+        await pool.say(pool_ipc.SHORT, [0, 1], 4)
         await worker.step([keys[0], ids(1), None])
         await client.hear_a(TokensOut, 1)
         assert not worker.waiting()
@@ -80,7 +80,7 @@ async def test_a_victim_that_ends_by_itself_is_not_preempted() -> None:
         for request_id in (1, 2):
             await client.say(prompt(1), request_id)
         keys = [(await worker.assigned())[0] for _ in range(2)]
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, keys[1])
         await worker.step([keys[1], ids(9), {"finish": "length", "generated": 1}])
         assert (await client.rest(2))[-1].finish_reason == "length"
@@ -95,7 +95,7 @@ async def test_a_victim_that_leaves_in_another_way(ending: str) -> None:
         for request_id in (1, 2):
             await client.say(prompt(1), request_id)
         keys = [(await worker.assigned())[0] for _ in range(2)]
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, keys[1])
         if ending == "cancel":
             await client.say(Cancel(), 2)
@@ -105,10 +105,10 @@ async def test_a_victim_that_leaves_in_another_way(ending: str) -> None:
         else:
             worker.die()
             other = await r.worker(slot=1)
-            await pool.say(pool_ipc.RELIEVED, 0)
+            await pool.say(pool_ipc.RELIEVED, [0, 1])
             await pool.stats(free=60)
             assert [(await other.assigned())[0] for _ in keys] == keys
-            await pool.say(pool_ipc.SHORT, 1, 1)
+            await pool.say(pool_ipc.SHORT, [1, 2], 1)
             await other.told(ipc.PREEMPT, keys[1])
 
 
@@ -119,7 +119,7 @@ async def test_alone_and_without_a_step_it_ends() -> None:
         await client.say(prompt(1), 1)
         key, _ = await worker.assigned()
         await worker.step([key, ids(9), None])
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.CANCEL, key, "abort")
         await worker.step([key, b"", {"finish": "abort", "generated": 1}])
         error = (await client.rest(1))[-1]
@@ -134,7 +134,7 @@ async def test_the_deadline_of_a_preempted_request() -> None:
         await client.say(prompt(1), 1)
         await client.say(prompt(1, deadline_ms=300), 2)
         keys = [(await worker.assigned())[0] for _ in range(2)]
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, keys[1])
         await worker.step([keys[1], b"", {"finish": "preempted", "generated": 0}])
         assert (await client.hear_a(Error, 2)).code == Code.DEADLINE_EXCEEDED
@@ -151,7 +151,7 @@ async def test_tokens_kept_back_are_sent_while_it_waits() -> None:
         key, _ = await worker.assigned()
         await worker.step([key, ids(*range(50)) * 21, None])  # 26 over
         assert len((await client.hear_a(TokensOut, 1)).ids) == 4 * 1024
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, key)
         await worker.step([key, b"", {"finish": "preempted", "generated": 1050}])
         await until(lambda: len(r.requests.queue))
@@ -169,10 +169,10 @@ async def test_cached_is_of_the_prompt_and_the_first_attempts() -> None:
         keys = [(await worker.assigned())[0] for _ in range(2)]
         await worker.step([keys[1], ids(9), {"cached": 1}])
         assert (await client.hear_a(TokensOut, 2)).cached_tokens == 1
-        await pool.say(pool_ipc.SHORT, 0, 1)
+        await pool.say(pool_ipc.SHORT, [0, 1], 1)
         await worker.told(ipc.PREEMPT, keys[1])
         await worker.step([keys[1], b"", {"finish": "preempted", "generated": 1}])
-        await pool.say(pool_ipc.RELIEVED, 0)
+        await pool.say(pool_ipc.RELIEVED, [0, 1])
         await pool.stats(free=50)
         await worker.assigned()
         await worker.step([keys[1], ids(8), {"cached": 3, "finish": "length", "generated": 2}])
@@ -211,10 +211,10 @@ async def test_many_under_pressure_all_get_their_tokens() -> None:
                     if ends:
                         del jobs[key]
                 else:
-                    await pool.say(pool_ipc.SHORT, 0, 1)
+                    await pool.say(pool_ipc.SHORT, [0, 1], 1)
             await worker.step(*rows)
             if held() < 8:
-                await pool.say(pool_ipc.RELIEVED, 0)
+                await pool.say(pool_ipc.RELIEVED, [0, 1])
             await pool.stats(free=8 - held())
 
         async def serve() -> None:

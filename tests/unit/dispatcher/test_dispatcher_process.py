@@ -26,10 +26,11 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     ours, theirs = ipc.control()
     ours.setblocking(True)
     ours.settimeout(20)
-    with ours, theirs, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        fds = (listener.fileno(), theirs.fileno())
+    with ours, theirs, socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as admin:
+        for sock, name in ((listener, "s"), (admin, "s.admin")):
+            sock.bind(str(path.with_name(name)))
+            sock.listen()
+        fds = (listener.fileno(), admin.fileno(), theirs.fileno())
         process = subprocess.Popen([sys.executable, dispatched.__file__, *map(str, fds)], pass_fds=fds)
         theirs.close()
         try:

@@ -22,7 +22,7 @@ async def test_a_stream_from_prompt_to_done() -> None:
         await worker.step([key, ids(11, 12), None])
         await worker.step([key, ids(2), {"finish": "stop", "match": ["eos", 2], "generated": 4}])
         first, second, third, done = await client.rest(11)
-        assert first == TokensOut(ids=ids(10), step=1, cached_tokens=2)
+        assert first == TokensOut(ids=ids(10), step=1, cached_tokens=2, generation=1)
         assert second == TokensOut(ids=ids(11, 12), index=1, step=2)
         assert third == TokensOut(ids=ids(2), index=3, step=3)
         assert done.finish_reason == "stop"

@@ -81,22 +81,6 @@ async def test_death_while_cancelling_ends_it() -> None:
 
 
 @on_uvloop
-async def test_five_deaths_without_a_token_are_enough() -> None:
-    async with rig() as r:
-        client = await r.client()
-        await client.say(generate(), 1)
-        for death in range(7):
-            worker = await r.worker(slot=death)
-            key, _ = await worker.assigned()
-            if death == 1:  # progress: counting begins anew
-                await worker.step([key, ids(9), None])
-                await client.hear_a(TokensOut, 1)
-            worker.die()
-        error = await client.hear_a(Error, 1)
-        assert (error.code, error.tokens_sent, error.retryable) == (Code.WORKER_LOST, 1, False)
-
-
-@on_uvloop
 async def test_a_new_link_replaces_the_slots_old_one() -> None:
     async with rig() as r:
         old, client = await r.worker(), await r.client()

@@ -18,6 +18,7 @@ class Request:
     priority: int = 0
     paused: bool = False
     preemptions: int = 0
+    owner: str = "a"
 
 
 def test_nobody_gives_way_for_himself() -> None:
@@ -37,6 +38,12 @@ def test_paused_ones_give_way_first() -> None:
     assert victim([high, paused, young]) is paused
 
 
+def test_who_has_more_places_than_others_gives_way_before_them() -> None:
+    many, one = [Request(key, priority=key % 2) for key in range(4)], Request(9, owner="b", priority=-1)
+    assert victim([*many, one]) is many[2]
+    assert victim([*many[:2], one]) is one
+
+
 def test_room_to_come_back_grows() -> None:
     assert [headroom(times, running=3) for times in range(5)] == [0, 3, 6, 12, 24]
     assert fits(5, preemptions=0, running=3, available=5)
@@ -45,7 +52,8 @@ def test_room_to_come_back_grows() -> None:
     assert fits(5, preemptions=99, running=0, available=0)
 
 
-requests = st.builds(Request, st.integers(0, 99), st.integers(-1, 1), st.booleans(), st.integers(0, 5))
+requests = st.builds(Request, st.integers(0, 99), st.integers(-1, 1), st.booleans(), st.integers(0, 5),
+                     st.sampled_from("abc"))  # fmt: skip
 
 
 @given(st.lists(requests, max_size=8, unique_by=lambda r: r.key))
@@ -75,6 +83,15 @@ class Job:
     preemptions: int = 0
     computed: int = 0
     done: int = 0
+    deadline: float = 300.0
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.output
+
+    @property
+    def arrived(self) -> float:
+        return float(self.arrives)
 
     @property
     def cost(self) -> int:
@@ -99,7 +116,7 @@ class Machine:
 
     def __init__(self, total: int, places: int, chunk: int) -> None:
         self.total, self.places, self.chunk = total, places, chunk
-        self.queue: RequestQueue[Job] = RequestQueue(1000, 100_000, 0.0)
+        self.queue: RequestQueue[Job] = RequestQueue(1000, 100_000, 0.0, patience=30.0)
         self.running: list[Job] = []
         self.ended: list[Job] = []
 

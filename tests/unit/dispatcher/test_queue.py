@@ -6,16 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
+from colibri_daemon.dispatcher.drain import RETRY_MOST_MS, RETRY_UNKNOWN_MS
 from colibri_daemon.dispatcher.fairness import MAX_OWNERS, FairShare
-from colibri_daemon.dispatcher.queue import (
-    LOOK_MOST,
-    PASSES_MOST,
-    RETRY_MOST_MS,
-    RETRY_UNKNOWN_MS,
-    RequestQueue,
-)
-from hypothesis import settings
+from colibri_daemon.dispatcher.places import behind
+from colibri_daemon.dispatcher.queue import LOOK_MOST, PASSES_MOST, RESERVE, RequestQueue
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -26,6 +21,17 @@ class Request:
     priority: int = 0
     owner: Any = "a"
     cost: int = field(default=1)
+    length: int = 10
+    arrived: float = 0.0
+    deadline: float = 300.0
+
+
+PATIENCE = 30.0
+
+
+def start(priority: int) -> float:
+    """Seconds that a priority is worth."""
+    return PATIENCE / 3 * priority / (1 + abs(priority))
 
 
 def drain(queue: RequestQueue, now: float = 0.0) -> list[int]:
@@ -47,7 +53,7 @@ def fill(queue: RequestQueue, key: int, now: float) -> int:
 
 
 def filled(*requests: Request, **bounds: int) -> RequestQueue:
-    queue = RequestQueue(bounds.get("requests", 100), bounds.get("tokens", 10_000), 0.0)
+    queue = RequestQueue(bounds.get("requests", 1000), bounds.get("tokens", 10_000), 0.0, PATIENCE)
     for request in requests:
         assert queue.offer(request, 0.0) is None
     return queue
@@ -58,6 +64,33 @@ def test_arrival_then_priority() -> None:
     assert drain(filled(Request(0), Request(1, priority=5), Request(2, priority=-5), Request(3, priority=5))) == [
         1, 3, 0, 2
     ]  # fmt: skip
+
+
+def test_a_priority_is_a_head_start() -> None:
+    """The largest gap is 20 s of the 30 s that a request waits at most; 1 instead of 0 is 5 s."""
+    later = [Request(1, priority=1, arrived=4.9), Request(2, priority=1, arrived=5.1)]
+    assert drain(filled(Request(0), *later)) == [1, 0, 2]
+    assert drain(filled(Request(0, priority=-100), Request(1, priority=100, arrived=19.7))) == [1, 0]
+    assert drain(filled(Request(0, priority=-100), Request(1, priority=100, arrived=20.0))) == [0, 1]
+
+
+@given(st.lists(st.tuples(st.integers(-100, 100), st.sampled_from("ab")), min_size=1, max_size=12), st.integers(1, 5))
+def test_nobody_starves(crowd: list[tuple[int, str]], each: int) -> None:
+    """One of the lowest priority against a crowd that comes again and again, and one is served per second."""
+    queue, now, key = filled(Request(0, priority=-100, owner="c")), 0.0, 0
+    while (head := queue.head()).key:
+        assert now < 2 / 3 * PATIENCE + len(crowd) * each
+        for priority, owner in crowd[: 1 + each]:
+            key += 1
+            if len(queue) < len(crowd) * each:
+                queue.offer(Request(key, priority, owner, arrived=now), now)
+        queue.take(head, now)
+        now += 1.0
+
+
+def test_the_nearest_deadline_of_an_owners_goes_first() -> None:
+    queue = filled(Request(0), Request(1, deadline=5.0), Request(2, owner="b", deadline=9.0), Request(3, deadline=4.0))
+    assert drain(queue) == [3, 2, 1, 0]
 
 
 def test_owners_take_turns_by_tokens() -> None:
@@ -112,7 +145,7 @@ def test_small_ones_pass_a_big_one_until_it_has_waited_enough() -> None:
 
 
 def test_any_priority_may_pass_and_whoever_is_first_anyway_does_not_pass() -> None:
-    queue = RequestQueue(100, 10_000, 0.0, max_passes=1)
+    queue = RequestQueue(100, 10_000, 0.0, PATIENCE, max_passes=1)
     for request in (Request(0), Request(1, priority=-1), Request(2, priority=-1)):
         queue.offer(request, 0.0)
     queue.take(queue.choose(only(1, 2)), 0.0)
@@ -121,6 +154,39 @@ def test_any_priority_may_pass_and_whoever_is_first_anyway_does_not_pass() -> No
     assert queue.choose(only(2, 3)).key == 3
     queue.put_back([Request(4)])
     assert [request.key for request in queue] == [4, 3, 0, 2]
+
+
+def test_nobody_passes_an_owner_who_has_fewer_places() -> None:
+    queue = filled(Request(0, owner="b"), Request(1, owner="a"), Request(2, owner="c"))
+    queue.held = {"a": 3, "b": 2, "c": 2}
+    assert queue.choose(only(1, 2)).key == 2
+    assert queue.choose(only(1)) is None
+    assert queue.choose(only(0, 1)).key == 0
+
+
+def test_who_has_fewer_places_comes_before_all_but_the_lost() -> None:
+    queue = filled(Request(0, priority=9), Request(1, owner="b"), Request(2, owner="b", priority=-1))
+    queue.put_back([Request(3, priority=-9)])
+    assert drain(filled(*queue)) == [0, 1, 2, 3]
+    queue.held = {"a": 1}
+    assert not queue.is_owed_a_place
+    assert [request.key for request in queue] == [3, 1, 2, 0]
+    queue.held = {"a": 2}
+    assert queue.is_owed_a_place
+    assert [request.key for request in queue] == [3, 1, 2, 0]
+
+
+def test_suspects_wait_apart() -> None:
+    queue = filled(Request(1, cost=5))
+    queue.put_apart(suspect := Request(0, priority=9))
+    assert (len(queue), queue.tokens, queue.apart) == (2, 6, 1)
+    assert [request.key for request in queue] == [1]
+    assert sorted(request.key for request in queue.everybody()) == [0, 1]
+    assert queue.choose_apart(only(1)) is None
+    assert queue.choose_apart(only(0)) is suspect
+    clock = queue.share.clock("a")
+    queue.take(suspect, 0.0)
+    assert (len(queue), queue.apart, queue.share.clock("a")) == (1, 0, clock)
 
 
 def test_only_so_many_are_looked_at() -> None:
@@ -132,12 +198,23 @@ def test_only_so_many_are_looked_at() -> None:
 
 def test_bounds() -> None:
     queue = filled(Request(0, cost=9000), requests=2)
-    full = queue.offer(Request(1, cost=1001), 0.0)
+    full = queue.offer(Request(1, owner="b", cost=1001), 0.0)
     assert (full.bound, full.limit, full.retry_after_ms) == ("queue_tokens", 10_000, RETRY_UNKNOWN_MS)
-    assert queue.offer(Request(1, cost=1000), 0.0) is None
-    assert queue.offer(Request(2, cost=0), 0.0).bound == "queue_full"
+    assert queue.offer(Request(1, owner="b", cost=1000), 0.0) is None
+    assert queue.offer(Request(2, owner="b", cost=0), 0.0).bound == "queue_full"
     drain(queue)
     assert queue.offer(Request(3, cost=50_000), 0.0) is None  # larger than the bound, but alone
+
+
+def test_the_last_eighth_is_for_those_who_have_less_than_half() -> None:
+    queue, most = RequestQueue(80, 80_000, 0.0, PATIENCE), 80 - 80 // RESERVE
+    assert fill(queue, 0, 0.0) == most
+    assert queue.offer(Request(100), 0.0).limit == most
+    assert [queue.offer(Request(200 + n, owner="b"), 0.0) for n in range(10)] == [None] * 10
+    assert queue.offer(Request(300, owner="b"), 0.0).limit == 80
+    queue = RequestQueue(1000, 80, 0.0, PATIENCE)
+    assert fill(queue, 0, 0.0) == 70
+    assert queue.offer(Request(200, owner="b", cost=10), 0.0) is None
 
 
 def test_what_comes_back_is_always_taken() -> None:
@@ -147,73 +224,45 @@ def test_what_comes_back_is_always_taken() -> None:
     assert queue.offer(Request(6), 0.0).bound == "queue_full"
 
 
-@pytest.mark.parametrize("per_second", [10, 100])
-def test_retry_after_follows_the_drain_rate_and_spreads_the_refused(per_second: int) -> None:
-    queue = RequestQueue(2, 10_000, 0.0)
-    now, key = 0.0, 0
-    for _ in range(5 * per_second):
-        key = fill(queue, key, now)
-        now += 1 / per_second
-        queue.take(queue.head(), now)
-    times = [queue.retry_after(1, now) for _ in range(20)]
-    expected = 1000 / per_second
-    assert times[-1] == pytest.approx(times[0] + 19 * expected, rel=0.3)
-
-
-def test_refused_clients_that_obey_are_admitted() -> None:
-    """10,000 refused at once come back when they were told to; the queue drains 1000 a second."""
-    queue, now, key = RequestQueue(100, 10_000, 0.0), 0.0, 0
-    while now < 1.0:  # so that the rate is known
-        queue.offer(Request(key), now)
-        queue.take(queue.head(), now)
-        key = fill(queue, key + 1, now)
-        now += 0.001
-    queue._promised = now
-    wait = sorted(now + queue.retry_after(1, now) / 1000 for _ in range(10_000))
-    assert wait[-1] <= now + RETRY_MOST_MS / 1000
-    admitted = 0
-    for due in wait:
-        while now < due:
-            now += 0.001
-            if queue.head() is not None:
-                queue.take(queue.head(), now)
-        admitted += queue.offer(Request(key := key + 1), now) is None
-    assert admitted >= 9000
-
-
-def test_retry_after_is_bounded() -> None:
-    queue = RequestQueue(1, 10, 0.0)
-    queue.offer(Request(0), 0.0)
-    queue.put_back([Request(1)])
-    queue.take(queue.head(), 10.0)
-    assert max(queue.retry_after(1, 10.0) for _ in range(1000)) == RETRY_MOST_MS
-
-
 class Against(RuleBasedStateMachine):
     """The queue against a plain list."""
 
     @initialize()
     def start(self) -> None:
-        self.queue = RequestQueue(8, 40, 0.0, max_passes=2)
+        self.queue = RequestQueue(7, 40, 0.0, PATIENCE, max_passes=2)
         self.passes: dict[int, int] = {}
         self.waiting: list[Request] = []
         self.back: list[Request] = []
+        self.apart: list[Request] = []
         self.taken: list[Request] = []
         self.now, self.key = 0.0, 0
 
-    @rule(priority=st.integers(-1, 1), owner=st.sampled_from("abc"), cost=st.integers(0, 30), wait=st.floats(0, 10))
-    def offer(self, priority: int, owner: str, cost: int, wait: float) -> None:
+    @rule(priority=st.integers(-1, 1), owner=st.sampled_from("abc"), cost=st.integers(0, 30), wait=st.floats(0, 10),
+          deadline=st.floats(1, 20))
+    def offer(self, priority: int, owner: str, cost: int, wait: float, deadline: float) -> None:
         self.now += wait
         self.key += 1
-        request = Request(self.key, priority, owner, cost)
-        everything = self.waiting + self.back
-        fits = len(everything) < 8 and (not everything or sum(r.cost for r in everything) + cost <= 40)
+        request = Request(self.key, priority, owner, cost, self.now, self.now + deadline)
+        everything = self.waiting + self.back + self.apart
+        tokens = [(r.owner == owner, r.cost) for r in everything]
+        reserved = 5 if 2 * sum(cost for mine, cost in tokens if mine) > sum(cost for _, cost in tokens) else 0
+        fits = len(everything) < 7 and (not everything or sum(cost for _, cost in tokens) + cost <= 40 - reserved)
         full = self.queue.offer(request, self.now)
         assert (full is None) == fits
         if fits:
             self.waiting.append(request)
         else:
             assert 0 < full.retry_after_ms <= RETRY_MOST_MS
+
+    @staticmethod
+    def heads(requests: list[Request]) -> list[Request]:
+        """The first of each line."""
+        ordered = sorted(requests, key=lambda r: (r.deadline, r.key), reverse=True)
+        return list({(r.owner, r.priority): r for r in ordered}.values())
+
+    @rule(held=st.dictionaries(st.sampled_from("abcd"), st.integers(1, 4)))
+    def places_change(self, held: dict[str, int]) -> None:
+        self.queue.held = held
 
     @precondition(lambda self: self.waiting or self.back)
     @rule(wait=st.floats(0, 10))
@@ -224,8 +273,15 @@ class Against(RuleBasedStateMachine):
             assert head is min(self.back, key=lambda r: r.key)
             self.back.remove(head)
         else:
-            assert head.priority == max(r.priority for r in self.waiting)
-            assert head.key == min(r.key for r in self.waiting if (r.priority, r.owner) == (head.priority, head.owner))
+            owed = behind(self.queue.held, {r.owner for r in self.waiting + self.back + self.apart}, 1)
+            equals = [r for r in self.waiting if (r.owner in owed) == (head.owner in owed)]
+            assert not owed & {r.owner for r in self.waiting} or head.owner in owed
+            heads = self.heads(equals)
+            assert head in heads
+            first = min(heads, key=lambda r: (r.arrived - start(r.priority), -r.priority))
+            assert head.priority == first.priority
+            assert all(self.queue.share.clock(head.owner) <= self.queue.share.clock(r.owner)
+                       for r in heads if r.priority == head.priority)
             self.waiting.remove(head)
         self.queue.take(head, self.now)
         self.passes.pop(head.key, None)
@@ -237,18 +293,43 @@ class Against(RuleBasedStateMachine):
         order = list(self.queue)
         assert sorted(r.key for r in order) == sorted(r.key for r in self.waiting + self.back)
         fitting = [r for r in order if choice.random() < 0.5]
-        chosen = self.queue.choose(lambda r: r in fitting)
-        passed = order[: order.index(fitting[0])] if fitting else order
-        if not fitting or any(self.passes.get(r.key, 0) == 2 for r in passed):
-            assert chosen is None
+        chosen, expected = self.queue.choose(lambda r: r in fitting), self.expected(order, fitting)
+        assert chosen is expected
+        if chosen is None:
             return
-        assert chosen is fitting[0]
-        for request in passed:
+        for request in order[: order.index(chosen)]:
             self.passes[request.key] = self.passes.get(request.key, 0) + 1
         self.queue.take(chosen, self.now)
         self.passes.pop(chosen.key, None)
         (self.waiting if chosen in self.waiting else self.back).remove(chosen)
         self.taken.append(chosen)
+
+    def expected(self, order: list[Request], fitting: list[Request]) -> Request | None:
+        places = lambda r: self.queue.held.get(r.owner, 0)  # noqa: E731
+        stuck: list[Request] = []
+        for request in order:
+            if all(places(request) <= places(other) for other in stuck):
+                if request in fitting:
+                    return request
+                if self.passes.get(request.key, 0) >= 2:
+                    return None
+                stuck.append(request)
+        return None
+
+    @precondition(lambda self: self.taken)
+    @rule(choice=st.randoms(use_true_random=False))
+    def be_suspected(self, choice: Any) -> None:
+        request = choice.choice(self.taken)
+        self.taken.remove(request)
+        self.queue.put_apart(request)
+        self.apart.append(request)
+
+    @precondition(lambda self: self.apart)
+    @rule()
+    def be_tried(self) -> None:
+        assert self.queue.choose_apart(lambda _: True) is self.apart[0]
+        self.queue.take(self.apart[0], self.now)
+        self.taken.append(self.apart.pop(0))
 
     @precondition(lambda self: self.taken)
     @rule(choice=st.randoms(use_true_random=False))
@@ -276,10 +357,11 @@ class Against(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        everything = self.waiting + self.back
+        everything = self.waiting + self.back + self.apart
         assert len(self.queue) == len(everything)
         assert self.queue.tokens == sum(r.cost for r in everything)
-        assert (self.queue.head() is None) == (not everything)
+        assert (self.queue.head() is None) == (not self.waiting + self.back)
+        assert sorted(r.key for r in self.queue.everybody()) == sorted(r.key for r in everything)
 
 
 TestAgainstAList = Against.TestCase

@@ -124,7 +124,7 @@ def test_program_links_with_nothing_else(library_dir: Path, tmp_path: Path, link
 
 
 @pytest.mark.parametrize("header", ["include/colibri.h", "host/pool.h", "host/map.h", "host/machine.h",
-                                    "host/probe.h"])  # fmt: skip
+                                    "host/fault.h", "host/probe.h"])  # fmt: skip
 @pytest.mark.parametrize(("language", "standard"), [("c", "c11"), ("c++", "c++11"), ("c++", "c++20")])
 def test_header_stands_alone(tmp_path: Path, header: str, language: str, standard: str) -> None:
     if language == "c++" and not (shutil.which("g++") or shutil.which("clang++")):

@@ -3,6 +3,7 @@
 #include "host/machine.h"
 #include "host/map.h"
 #include "test.h"
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -115,6 +116,36 @@ static void loads_a_folder(void) {
     CHECK(!colibri_host_unload(&m, &err));
 }
 
+/* Open files are what is loaded, whatever the folder has by now; one that is missing is named. */
+static void loads_open_files(void) {
+    static const char *const names[] = {"manifest.json", "dense.bin", "experts.bin"};
+    colibri_host_file_t opened[3];
+    for (int i = 0; i < 3; i++) {
+        opened[i] = (colibri_host_file_t){names[i], open(in_folder(names[i]), O_RDONLY), 0};
+        CHECK(opened[i].fd >= 0 && !unlink(in_folder(names[i])));
+    }
+    static char other[100];
+    write_file("dense.bin", other, sizeof other);
+    colibri_host_model_t m;
+    colibri_error_t err = {.struct_size = sizeof err};
+    CHECK_MSG(!colibri_host_load_opened(folder, opened, 3, COLIBRI_MAP_POPULATE, &m, &err), "%s", err.message);
+    CHECK(m.n_weights == 2 && m.manifest_size == strlen(good_manifest));
+    CHECK(*(const char *)m.weights[0].ptr == 'd' && *(const char *)m.weights[1].ptr == 'e');
+    CHECK(!colibri_host_unload(&m, &err));
+    for (uint32_t n = 0; n < 3; n++) {
+        CHECK(colibri_host_load_opened(folder, n ? opened : NULL, n, 0, &m, &err) == COLIBRI_INVALID_ARGUMENT);
+        CHECK_MSG(strstr(err.message, names[n]) && strstr(err.message, "not among"), "%s", err.message);
+    }
+    int good = opened[2].fd;
+    opened[2].fd = -1;
+    CHECK(colibri_host_load_opened(folder, opened, 3, 0, &m, &err) == COLIBRI_INVALID_ARGUMENT);
+    CHECK_MSG(strstr(err.message, "experts.bin: cannot open"), "%s", err.message);
+    opened[2].fd = opened[1].fd; /* a file of another size */
+    CHECK(colibri_host_load_opened(folder, opened, 3, 0, &m, &err) == COLIBRI_BUFFER_TOO_SMALL && !m.weights);
+    close(opened[0].fd), close(opened[1].fd), close(good);
+    CHECK(!unlink(in_folder("dense.bin")));
+}
+
 static void load_refused(const char *manifest, colibri_status_t status, const char *word) {
     colibri_host_model_t m;
     colibri_error_t err = {.struct_size = sizeof err};
@@ -203,6 +234,10 @@ int main(void) {
     is_shared();
     refuses_what_is_no_file();
     loads_a_folder();
+    loads_open_files();
+    write_file("dense.bin", good_manifest, 100);
+    static char experts[8192];
+    write_file("experts.bin", experts, sizeof experts);
     refuses_bad_folders();
     isa_variable();
     remove_folder();

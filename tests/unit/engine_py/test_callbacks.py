@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -336,3 +337,23 @@ def test_progress_has_to_be_asked_for(models: Models) -> None:
         assert engine.expert_tokens is None
         with pytest.raises(ValueError, match="progress=True"):
             _ = engine.progress
+
+
+def test_experts_tokens_are_added_to_the_callers_memory(models: Models) -> None:
+    memory = memoryview(mmap.mmap(-1, 4096))
+    counts = memory.cast("Q")
+    for engine_number in (1, 2):  # the second one goes on where the first one left
+        with Engine(models.tiny("q8"), 2, expert_tokens=memory) as engine:
+            engine.logits(range(20))
+            layers, experts = engine.info.layers, engine.info.experts
+            own = [sum(counts[at : at + experts].tolist()) for at in range(0, layers * experts, experts)]
+            assert own == [engine_number * 20 * engine.info.top_k] * layers
+            assert not any(counts[layers * experts :])
+
+
+@pytest.mark.parametrize(("memory", "message"), [
+    (memoryview(bytearray(8)), "too small"), (memoryview(bytearray(4104))[4:4100], "not aligned"),
+])
+def test_memory_for_experts_tokens_that_cannot_be_used(models: Models, memory: memoryview, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Engine(models.tiny("q8"), expert_tokens=memory)

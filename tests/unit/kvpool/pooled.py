@@ -31,9 +31,10 @@ def wanted(tokens: bytes, **changes: Any) -> dict[str, Any]:
 class Peers:
     """A server with its peers at the other end. now: the time, moved by hand."""
 
-    def __init__(self, journal: Journal | None = None, survivors: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(self, journal: Journal | None = None, survivors: tuple[tuple[int, int], ...] = (),
+                 usable: int | None = None) -> None:
         self.now = 100.0
-        self.pool = Pool(SLABS, T, "lru", b"identity", journal, survivors, self.now)
+        self.pool = Pool(SLABS, T, "lru", b"identity", journal, survivors, self.now, usable=usable)
         self.server = Server(self.pool, GEOMETRY, self.now, SETTLE)
 
     def say(self, peer: Any, *messages: list[Any]) -> list[Any]:
@@ -43,8 +44,9 @@ class Peers:
         return self.turn()
 
     def turn(self, wait: float = 0.0) -> list[Any]:
+        """unused: slabs whose pages were to be given back."""
         self.now += wait
-        self.server.turn(self.now)
+        self.unused = self.server.turn(self.now)
         out, self.server.out = self.server.out, []
         assert check(self.pool) == []
         return [(peer, message) for peer, message in out if message[0] != pool_ipc.STATS]

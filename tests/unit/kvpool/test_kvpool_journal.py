@@ -6,8 +6,8 @@ import pytest
 from colibri_daemon.kvpool.journal import Entry, Journal
 
 T, SLABS = 4, 3
-OLD = Entry(1, b"\1" * 32, b"\2" * 32, 7, 6, 3, 99, True, b"m" * 9, b"old tokens      ")
-NEW = Entry(1, b"\3" * 32, b"\4" * 32, 9, 8, 5, 1 << 31, False, b"n" * 9, b"new tokens      ")
+OLD = Entry(1, b"\1" * 32, b"\2" * 32, 7, 6, 3, 99, 1.5, True, b"m" * 9, b"old tokens      ")
+NEW = Entry(1, b"\3" * 32, b"\4" * 32, 9, 8, 5, 1 << 31, 2.5, False, b"n" * 9, b"new tokens      ")
 
 
 def journal(memory: bytearray, slabs: int = SLABS, slab_tokens: int = T, identity: bytes = b"model") -> Journal:
@@ -49,7 +49,7 @@ class Memory(bytearray):
 
 def test_a_record_cut_off_at_any_byte_is_none(memory: bytearray) -> None:
     journal(memory).write(OLD)
-    outcomes, stores = [], 4 + len(NEW.digest + NEW.parent + NEW.mask + NEW.tokens) + 25 + 4 + 4
+    outcomes, stores = [], 4 + len(NEW.digest + NEW.parent + NEW.mask + NEW.tokens) + 33 + 4 + 4
     for n in range(stores):
         torn = Memory(memory)
         torn.left = n

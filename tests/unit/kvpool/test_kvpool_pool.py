@@ -36,6 +36,12 @@ def compute(pool: Pool, worker: tuple[int, int], key: int, tokens: list[int], fi
     return woken
 
 
+def fault(pool: Pool, worker: tuple[int, int]) -> None:
+    """It dies of one, long after the last commit."""
+    pool.suspect(1.0)
+    pool.worker_dead(worker, 2.0)
+
+
 def test_a_prefix_is_computed_once_by_whoever_asks_first() -> None:
     pool = made()
     first, second = pool.attach(A, 1, request(PROMPT), 0.0), pool.attach(B, 2, request(PROMPT), 0.0)
@@ -54,7 +60,7 @@ def test_when_the_owner_ends_one_waiter_takes_over(end: str) -> None:
     for worker, key in ((A, 1), (B, 2), (C, 3)):
         pool.attach(worker, key, request(PROMPT), 0.0)
     compute(pool, A, 1, PROMPT, 0, 0)
-    woken = pool.release(A, 1, 0.0) if end == "release" else pool.worker_dead(A, False, 0.0)
+    woken = pool.release(A, 1, 0.0) if end == "release" else pool.worker_dead(A, 0.0)
     assert [(w.key, w.n) for w in woken] == [(2, T)]
     assert [(w.key, w.n) for w in compute(pool, B, 2, PROMPT, 1, 3)] == [(3, 16)]
 
@@ -69,7 +75,8 @@ def test_salts_and_private_requests_share_nothing_and_wait_for_nobody() -> None:
     assert pool.lookup(request(PROMPT, salt=b"x")) == 16
     assert pool.lookup(request(PROMPT, salt=b"y")) == pool.lookup(request(PROMPT, salt=b"x", use=False)) == 0
     pool.release(B, 3, 0.0)
-    assert pool.counts() == {"free": 12, "leased": 0, "committed": 4, "cached": 0, "quarantined": 0}
+    assert pool.counts() == {"free": 12, "leased": 0, "committed": 4, "cached": 0, "quarantined": 0,
+                             "withheld": 0}
 
 
 def test_another_worker_takes_a_dead_ones_request_over() -> None:
@@ -77,12 +84,12 @@ def test_another_worker_takes_a_dead_ones_request_over() -> None:
     pool.attach(A, 1, request(PROMPT, use=False), 0.0)
     compute(pool, A, 1, PROMPT, 0, 2)
     pool.alloc(A, 2)
-    pool.worker_dead(A, False, 0.0)
+    pool.worker_dead(A, 0.0)
     assert pool.counts()["leased"] == 0
     answer = pool.attach(B, 1, request([*PROMPT, 5, 6]), 0.0)
     assert isinstance(answer, Attached)
     assert (answer.n, [crc for *_, crc in answer.slabs]) == (12, [None] * 3)
-    pool.worker_dead(B, False, 0.0)
+    pool.worker_dead(B, 0.0)
     pool.drop(1, 0.0)
     assert pool.counts()["free"] == 16
 
@@ -98,7 +105,7 @@ def test_a_dropped_request_leaves_no_orphan_in_whatever_order(early: bool) -> No
     pool.attach(A, 1, request(PROMPT), 0.0)
     if not early:
         pool.drop(1, 0.0)
-    pool.worker_dead(A, False, 0.0)
+    pool.worker_dead(A, 0.0)
     pool.release(B, 7, 0.0)
     assert pool.counts()["committed"] == 0
 
@@ -107,7 +114,7 @@ def test_after_a_fault_crcs_are_verified_until_somebody_has() -> None:
     pool = made()
     pool.attach(A, 1, request(PROMPT), 0.0)
     compute(pool, A, 1, PROMPT, 0, 3)
-    pool.worker_dead(C, True, 0.0)
+    fault(pool, C)
     assert pool.to_verify(A) == [(slab, slab) for slab in sorted(pool.workers[A].sequences[1].slabs.values())]
     answer = pool.attach(B, 2, request(PROMPT), 0.0)
     assert isinstance(answer, Attached)
@@ -125,7 +132,7 @@ def test_nothing_finds_what_may_have_been_computed_from_damage() -> None:
     pool = made()
     pool.attach(A, 1, request(PROMPT), 0.0)
     compute(pool, A, 1, PROMPT, 0, 3)
-    pool.worker_dead(C, True, 0.0)
+    fault(pool, C)
     pool.bad(A, pool.workers[A].sequences[1].slabs[1])
     pool.release(A, 1, 0.0)
     pool.attach(A, 1, request(PROMPT), 0.0)
@@ -134,7 +141,8 @@ def test_nothing_finds_what_may_have_been_computed_from_damage() -> None:
             compute(pool, A, 1, PROMPT, last, last)
         assert pool.lookup(request(PROMPT)) == found * T
         assert check(pool) == []
-    assert pool.counts() == {"free": 11, "leased": 0, "committed": 4, "cached": 0, "quarantined": 1}
+    assert pool.counts() == {"free": 11, "leased": 0, "committed": 4, "cached": 0, "quarantined": 1,
+                             "withheld": 0}
 
 
 def test_one_of_two_copies_is_damaged() -> None:
@@ -148,7 +156,8 @@ def test_one_of_two_copies_is_damaged() -> None:
     assert pool.lookup(request(PROMPT)) == T
     pool.bad(B, pool.workers[B].sequences[2].slabs[0])
     assert pool.lookup(request(PROMPT)) == 0
-    assert pool.counts() == {"free": 15, "leased": 0, "committed": 0, "cached": 0, "quarantined": 1}
+    assert pool.counts() == {"free": 15, "leased": 0, "committed": 0, "cached": 0, "quarantined": 1,
+                             "withheld": 0}
     assert check(pool) == []
 
 
@@ -213,7 +222,7 @@ def test_a_commit_that_the_dead_pool_did_not_come_to_is_sent_again(use: bool) ->
     assert again.lookup(request(PROMPT)) == (T if use else 0)
     again.declare(B, [], {}, 0.0)
     compute(again, A, 1, PROMPT, 1, 1)
-    again.worker_dead(A, False, 0.0)
+    again.worker_dead(A, 0.0)
     answer = again.attach(B, 1, request(PROMPT, use=use), 0.0)
     assert isinstance(answer, Attached)
     assert answer.n == 2 * T
@@ -227,9 +236,9 @@ def test_a_restarted_pool_keeps_private_slabs_for_who_may_still_declare_them() -
     held = list(pool.workers[A].sequences[1].slabs.items())
     again = Pool(16, T, "lru", b"model", Journal(memoryview(memory), 16, T, b"model"), [A, B, C])
     again.declare(B, [], {}, 0.0)
-    again.worker_dead(C, False, 0.0)
+    again.worker_dead(C, 0.0)
     again.declare(A, [], {1: (request(PROMPT, use=False), held)}, 0.0)
-    again.worker_dead(A, False, 0.0)
+    again.worker_dead(A, 0.0)
     answer = again.attach(B, 1, request(PROMPT, use=False), 0.0)
     assert isinstance(answer, Attached)
     assert answer.slabs == [(ordinal, slab, slab) for ordinal, slab in held]  # with their CRCs: nobody knows them
@@ -262,17 +271,32 @@ def test_a_slab_declared_in_another_place_than_it_was_written_for_is_not_taken_o
     assert again.attach(B, 1, request(same, use=False), 0.0) == Attached(B, 1, 0, [])
 
 
-def test_a_worker_of_an_older_epoch_is_not_heard() -> None:
-    pool = made()
+def test_a_slot_has_two_workers_while_a_reload_lasts() -> None:
+    pool, later = made(), (A[0], 2)
     pool.attach(A, 1, request(PROMPT), 0.0)
-    pool.declare((A[0], 2), [], {}, 0.0)
-    for verb in (lambda: pool.alloc(A, 1), lambda: pool.release(A, 1, 0.0), lambda: pool.declare(A, [], {}, 0.0)):
+    pool.declare(later, [], {}, 0.0)
+    compute(pool, A, 1, PROMPT, 0, 0)
+    pool.release(A, 1, 0.0)
+    answer = pool.attach(later, 1, request(PROMPT), 0.0)
+    assert isinstance(answer, Attached)
+    assert answer.n == T
+    with pytest.raises(PeerFault):
+        pool.declare(A, [], {}, 0.0)
+    pool.worker_dead(A, 0.0)
+    compute(pool, later, 1, PROMPT, 1, 2)
+    for verb in (lambda: pool.alloc(A, 1), lambda: pool.attach(A, 2, request(PROMPT), 0.0),
+                 lambda: pool.declare(A, [], {}, 0.0)):  # its words came after its death
         with pytest.raises(PeerFault):
             verb()
-    pool.worker_dead(A, False, 0.0)
-    pool.worker_dead(C, False, 0.0)
-    with pytest.raises(PeerFault):  # its words came after its death
-        pool.declare(C, [], {}, 0.0)
+
+
+def test_an_older_worker_declares_after_a_newer_one() -> None:
+    """To a pool that was started again during a reload."""
+    pool = Pool(16, T, "lru", b"model", workers=[A, (A[0], 2)])
+    pool.declare((A[0], 2), [], {}, 0.0)
+    pool.declare(A, [3], {}, 0.0)
+    assert not pool.settling
+    assert pool.leases() == {A: 1, (A[0], 2): 0}
 
 
 def test_a_request_does_not_wait_for_the_worker_that_lost_it() -> None:
@@ -314,10 +338,10 @@ def test_a_fault_after_an_attach_makes_its_slabs_suspect_again() -> None:
     pool = made()
     pool.attach(A, 1, request(PROMPT), 0.0)
     compute(pool, A, 1, PROMPT, 0, 3)
-    pool.worker_dead(C, True, 0.0)
+    fault(pool, C)
     pool.attach(B, 2, request(PROMPT), 0.0)
     pool.declare((C[0], 2), [], {}, 0.0)
-    pool.worker_dead((C[0], 2), True, 0.0)
+    fault(pool, (C[0], 2))
     compute(pool, B, 2, [*PROMPT, 1, 2, 3], 4, 4)
     answer = pool.attach(B, 3, request(PROMPT), 0.0)
     assert isinstance(answer, Attached)

@@ -6,7 +6,8 @@ import pytest
 from colibri_daemon.common import pool_ipc
 from colibri_daemon.kvpool import server
 from colibri_daemon.kvpool.journal import Journal
-from colibri_daemon.kvpool.server import STATS_SECONDS
+from colibri_daemon.kvpool.messages import Request
+from colibri_daemon.kvpool.server import STATS_SECONDS, SUSPECT_SECONDS
 from pooled import DISPATCHER, REQUEST, SETTLE, SLABS, TAGS, A, B, Peers, T, compute, ids, wanted
 
 
@@ -51,12 +52,12 @@ def test_scarce_slabs_are_shared_evenly_and_the_rest_comes_later(peers):
 def test_the_dispatcher_is_told_of_a_shortage_until_it_is_over(peers):
     peers.server.introduce(DISPATCHER)
     slabs = peers.granted(A, SLABS)
-    assert peers.say(B, [pool_ipc.ALLOC, 2]) == [(None, [pool_ipc.SHORT, 1, 2])]
+    assert peers.say(B, [pool_ipc.ALLOC, 2]) == [(None, [pool_ipc.SHORT, B, 2])]
     assert peers.turn() == []
-    assert peers.say(B, [pool_ipc.ALLOC, 1]) == [(None, [pool_ipc.SHORT, 1, 3])]
+    assert peers.say(B, [pool_ipc.ALLOC, 1]) == [(None, [pool_ipc.SHORT, B, 3])]
     peers.server.introduce(DISPATCHER)  # another one
-    assert peers.turn() == [(None, [pool_ipc.SHORT, 1, 3])]
-    assert peers.say(A, [pool_ipc.GIVE, slabs[:3]])[1:] == [(None, [pool_ipc.RELIEVED, 1])]
+    assert peers.turn() == [(None, [pool_ipc.SHORT, B, 3])]
+    assert peers.say(A, [pool_ipc.GIVE, slabs[:3]])[1:] == [(None, [pool_ipc.RELIEVED, B])]
 
 
 def test_a_shortage_ends_with_its_worker(peers):
@@ -64,7 +65,7 @@ def test_a_shortage_ends_with_its_worker(peers):
     peers.granted(A, SLABS)
     peers.say(B, [pool_ipc.ALLOC, 2])
     peers.server.dead(B, False, peers.now)
-    assert peers.turn() == [(None, [pool_ipc.RELIEVED, 1])]
+    assert peers.turn() == [(None, [pool_ipc.RELIEVED, B])]
 
 
 def test_lookup_and_drop(peers):
@@ -94,16 +95,77 @@ def test_all_that_others_hold_is_verified_after_a_death_by_fault(peers):
     assert peers.turn() == []
     peers.join((1, 2))
     peers.join((2, 1))
+    peers.now += SUSPECT_SECONDS + 1
     peers.server.dead((1, 2), True, peers.now)
     assert peers.turn() == [(A, [pool_ipc.VERIFY, [(slab, 7)]]), ((2, 1), [pool_ipc.VERIFY, []])]
-    peers.say(A, [pool_ipc.BAD, slab])
+    peers.say(A, [pool_ipc.BAD, slab], [pool_ipc.VERIFIED])
     assert peers.pool.counts()["quarantined"] == 1
+
+
+def test_what_was_committed_shortly_before_a_fault_is_computed_again(peers):
+    """It may be made of damage, with the right CRC; and so may be what was on its way when the worker was told."""
+    tokens = ids(4)
+    (old,) = compute(peers, A, 1, tokens, 1)
+    compute(peers, A, 2, ids(2, seed=2), 1)
+    peers.say(A, [pool_ipc.RELEASE, 2])
+    peers.now += SUSPECT_SECONDS + 1
+    young, late = peers.granted(A, 2)
+    commits = [[pool_ipc.COMMIT, 1, n, slab, tokens[n * T * 4 : (n + 1) * T * 4], 7]
+               for n, slab in ((1, young), (2, late))]  # fmt: skip
+    peers.say(A, commits[0])
+    peers.server.lose(B, peers.now)  # its fault was before its link's end
+    peers.now += 0.9
+    peers.server.dead(B, True, peers.now)
+    assert peers.turn() == [(A, [pool_ipc.VERIFY, sorted([(old, 7), (young, None)])])]
+    assert peers.say(A, commits[1]) == [(A, [pool_ipc.COMMITTED, 1, []])]
+    assert peers.pool.lookup(Request(**wanted(tokens))) == T
+    answer = peers.say(A, [pool_ipc.RELEASE, 1], [pool_ipc.ATTACH, 1, wanted(tokens)], [pool_ipc.VERIFIED])
+    assert answer == [(A, [pool_ipc.ATTACHED, 1, T, [(0, old, 7)]])]
+    assert peers.pool.counts() == {"free": SLABS - 2, "leased": 0, "committed": 1, "cached": 1, "quarantined": 0,
+                                     "withheld": 0}
+    (slab,) = peers.granted(A, 1)
+    peers.say(A, [pool_ipc.COMMIT, 1, 1, slab, tokens[T * 4 : 2 * T * 4], 7])
+    assert peers.pool.lookup(Request(**wanted(tokens))) == 2 * T
+    assert peers.killed() == []
+
+
+def test_who_declares_after_a_fault_is_told_of_it(journal):
+    """One that the former pool had not been told of, or that came while the new one was settling."""
+    tokens = ids(2)
+    before = Peers(journal)
+    for worker in (A, B):
+        before.join(worker)
+    (slab,) = compute(before, A, 1, tokens, 1)
+    held = {1: [wanted(tokens), [[0, slab]]]}
+    after = reborn(journal)
+    after.server.missed(before.now)
+    assert after.join(A, held=held) == [(A, [pool_ipc.VERIFY, [(slab, None)]])]
+    again = reborn(journal)
+    again.now += SUSPECT_SECONDS + 1
+    again.server.dead(B, True, again.now)
+    assert again.turn() == []
+    assert again.join(A, held=held) == [(A, [pool_ipc.VERIFY, [(slab, None)]])]  # the record is gone with the first
+    assert after.killed() == again.killed() == []
+
+
+def test_a_request_goes_on_elsewhere_once_its_worker_has_let_it_go(peers):
+    """The end of a dead worker's link may come after others know of its death."""
+    tokens = ids(2)
+    (slab,) = compute(peers, A, 1, tokens, 1)
+    assert peers.say(B, [pool_ipc.ATTACH, 1, wanted(tokens)]) == []
+    assert peers.say(B, [pool_ipc.ATTACH, 2, wanted(ids(1, seed=2))]) == [(B, [pool_ipc.ATTACHED, 2, 0, []])]
+    assert peers.say(A, [pool_ipc.RELEASE, 1]) == [(B, [pool_ipc.ATTACHED, 1, T, [(0, slab, None)]])]
+    compute(peers, A, 3, ids(2, seed=3), 1)
+    peers.server.introduce(DISPATCHER)
+    peers.say(DISPATCHER, [pool_ipc.DROP, 3])  # what the dispatcher has done with is nobody's to wait for
+    assert peers.say(B, [pool_ipc.ATTACH, 3, wanted(ids(1, seed=4))]) == [(B, [pool_ipc.ATTACHED, 3, 0, []])]
 
 
 @pytest.mark.parametrize("fault", [False, True])
 def test_nobody_attaches_while_a_worker_is_ending(peers, fault):
     """Before it is known how it ended: its requests are another's as soon as its link has ended."""
     (slab,) = compute(peers, A, 1, ids(2), 1)
+    peers.now += SUSPECT_SECONDS + 1
     peers.server.hear(B, [pool_ipc.ATTACH, 1, wanted(ids(2))], peers.now)
     peers.server.lose(A, peers.now)
     assert peers.turn() == []
@@ -164,7 +226,7 @@ def test_nothing_is_granted_before_all_have_declared(journal):
     ((peer, message), shortage) = after.join(A, spare, held)
     assert (peer, message[0], len(message[1])) == (B, pool_ipc.GRANT, SLABS - 3)
     assert not {*used, *spare} & {*message[1]}
-    assert shortage == (None, [pool_ipc.SHORT, 1, 3])
+    assert shortage == (None, [pool_ipc.SHORT, B, 3])
     assert after.say(A, [pool_ipc.COMMIT, 1, 2, spare[0], tokens[2 * T * 4 :], 7])[0] == (
         A, [pool_ipc.COMMITTED, 1, []])  # fmt: skip
     assert after.killed() == []

@@ -6,20 +6,27 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-from colibri_daemon.common import log
-from colibri_daemon.common.settings import load_settings
-from colibri_daemon.supervisor.spawn import Death, Process, Role, spawn
+from colibri_daemon.common import ipc, log
+from colibri_daemon.common.arena import Arena
+from colibri_daemon.common.facts import ModelFacts
+from colibri_daemon.common.pages import Field, Page, make_pages
+from colibri_daemon.common.settings import Settings, load_settings
+from colibri_daemon.supervisor import handover
+from colibri_daemon.supervisor.roles import Role
+from colibri_daemon.supervisor.spawn import Death, Process, spawn
 
 SETTINGS = load_settings({"log_format": "json"}, {})
 
@@ -33,8 +40,14 @@ def role(function: str) -> Role:
 
 def describe(answer: int) -> int:
     """What a child is, as JSON."""
+    print("printed by the child")
+    os.write(answer, json.dumps(description(answer)).encode())
+    return 7
+
+
+def description(answer: int) -> dict[str, Any]:
     dispositions = {s.name: str(signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    body = {
+    return {
         "fds": open_descriptors(),
         "answer": answer,
         "signals": dispositions | {"SIGUSR1": str(signal.getsignal(signal.SIGUSR1))},
@@ -45,9 +58,6 @@ def describe(answer: int) -> int:
         "group": os.getpgrp(),
         "wakeup": signal.set_wakeup_fd(-1),
     }
-    print("printed by the child")
-    os.write(answer, json.dumps(body).encode())
-    return 7
 
 
 def open_descriptors() -> dict[int, str]:
@@ -56,6 +66,27 @@ def open_descriptors() -> dict[int, str]:
         fds = sorted(int(entry.name) for entry in listing)
     links = {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in fds if os.path.lexists(f"/proc/self/fd/{fd}")}
     return {fd: link for fd, link in links.items() if fd <= 2 or link != links[2]}
+
+
+def tell_all(answer: int, sock: socket.socket, page: Page, settings: Settings, facts: ModelFacts, arena: Arena,
+             number: int, names: dict[str, int]) -> int:  # fmt: skip
+    """What came of a fresh child's arguments."""
+    page[Field.STEPS] += 1
+    sock.send(b"!")
+    body = {
+        "log_level": settings.log_level, "socket": str(settings.socket), "facts": facts.to_wire(), "number": number,
+        "names": names, "arena": os.fstat(arena.fd).st_size, "blocking": sock.getblocking(), "argv": sys.orig_argv,
+        "death": death_signal(), "child": description(answer),
+        "inheritable": [fd for fd in open_descriptors() if fd > 2 and os.get_inheritable(fd)],
+    }  # fmt: skip
+    os.write(answer, json.dumps(body).encode())
+    return 7
+
+
+def death_signal() -> int:
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)  # PR_GET_PDEATHSIG
+    return number.value
 
 
 def sleep(*_: Any) -> int:
@@ -108,6 +139,33 @@ def wait(child: Process) -> Death:
     return death
 
 
+def scenario_fresh() -> dict[str, Any]:
+    """Everything that a role can be given, through exec."""
+    noise = [os.open(os.devnull, os.O_RDONLY), *socket.socketpair()]
+    ours, theirs = os.pipe()
+    listening, speaking = ipc.control()
+    page, other = make_pages(2)
+    other[Field.STEPS], settings = 41, load_settings({"log_level": "debug", "log_format": "json", "socket": "/x y"}, {})
+    facts = ModelFacts("f", "n", "i", "p", "a", "q4", 9, 8, 7, (1, 2), 0, 64, "cache", "f16", 64, 4096, 1000)
+    arena = Arena.make(3, facts)
+    extra = os.memfd_create("extra")
+    kept = (theirs, speaking.fileno(), arena.fd, extra)
+    child = spawn(role("tell_all"), settings, kept, theirs, speaking, other, settings, facts, arena, 5, {"x": extra},
+                  fresh=True)
+    os.close(theirs)
+    select.select([ours], [], [])
+    body = json.loads(os.read(ours, 65536))
+    body |= {"code": wait(child).code, "steps": [page[Field.STEPS], other[Field.STEPS]]}
+    body |= {"sent": listening.recv(9).decode(), "same": ModelFacts.from_wire(body["facts"]) == facts}
+    return body | {"noise": len(noise), "extra": extra}
+
+
+def scenario_fresh_crash() -> dict[str, Any]:
+    death = wait(spawn(role("crash"), SETTINGS, (), fresh=True))
+    foreign = subprocess.run([sys.executable, "-P", "-m", handover.MODULE, "0", "9"], check=False).returncode
+    return {"code": death.code, "trace": death.trace, "foreign": foreign}
+
+
 def scenario_codes() -> dict[str, Any]:
     deaths = {name: wait(spawn(role(name), SETTINGS, ())) for name in ("fail", "crash", "leave")}
     return {name: death.code for name, death in deaths.items()} | {"trace": deaths["crash"].trace}
@@ -146,7 +204,15 @@ def scenario_threads() -> dict[str, Any]:
 
 def scenario_orphan() -> dict[str, Any]:
     """Prints the child's pid and waits to be killed; the child holds nothing that would tell it."""
-    child = spawn(role("sleep"), SETTINGS, ())
+    return orphan(fresh=False)
+
+
+def scenario_fresh_orphan() -> dict[str, Any]:
+    return orphan(fresh=True)
+
+
+def orphan(fresh: bool) -> dict[str, Any]:
+    child = spawn(role("sleep"), SETTINGS, (), fresh=fresh)
     print(json.dumps({"pid": child.pid}), flush=True)
     return {"code": sleep()}
 

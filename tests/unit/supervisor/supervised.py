@@ -2,9 +2,10 @@
 
     python supervised.py FOLDER [setting=value …]
 
-The socket is FOLDER/s. The dispatcher and the pool write every message they get as a line of FOLDER/told and
-FOLDER/pool. A worker does what the file FOLDER/worker says when it starts: a word of BEHAVIOURS. The pool says what it
-finds in FOLDER/order when it hears anything.
+The socket is FOLDER/s, the configuration file FOLDER/config, if it is there. The dispatcher and the pool write every
+message they get as a line of FOLDER/told and FOLDER/pool. A worker does what the file FOLDER/worker says when it
+starts: a word of BEHAVIOURS. The pool says what it finds in FOLDER/order, the dispatcher what it finds in FOLDER/ask.
+While FOLDER/live is there the dispatcher has live requests.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,9 @@ from colibri_daemon.common.settings import Settings, load_settings
 from colibri_daemon.supervisor import sockets
 from colibri_daemon.supervisor.loop import HANDLERS, Supervisor
 from colibri_daemon.supervisor.notify import Notifier
-from colibri_daemon.supervisor.roles import Roles
+from colibri_daemon.supervisor.roles import Role, Roles
 from colibri_daemon.supervisor.signals import Recorder
-from colibri_daemon.supervisor.spawn import Role
+from colibri_daemon.supervisor.tasks import package_version
 
 FACTS = ModelFacts("folder", "made up", "id", "fingerprint", "llama", "q4", 100, 128, 128, (1,), 0, 64, "cache", "f16",
                    64, 4096, 1000)  # fmt: skip
@@ -48,10 +50,14 @@ def folder(settings: Settings) -> Path:
 
 
 def check(answer: int, settings: Settings, page: Page) -> int:
-    facts = FACTS.to_wire() if (folder(settings) / "worker").exists() else {"errors": ["there is no model"]}
+    """The model's id is its folder's name. The file "version" holds another version than the one that is installed."""
+    version = folder(settings) / "version"
+    facts = replace(FACTS, id=settings.model.name).to_wire()
+    body = facts | {"version": version.read_text() if version.exists() else package_version()}
+    body = body if (folder(settings) / "worker").exists() else {"errors": ["there is no model"]}
     with os.fdopen(answer, "w") as pipe:
-        json.dump(facts, pipe)
-    return Exit.CANNOT_LOAD if "errors" in facts else 0
+        json.dump(body, pipe)
+    return Exit.CANNOT_LOAD if "errors" in body else 0
 
 
 def verify(answer: int, settings: Settings, page: Page) -> int:
@@ -64,29 +70,55 @@ def verify(answer: int, settings: Settings, page: Page) -> int:
     return 0 if found == ["sound"] else Exit.CANNOT_LOAD
 
 
-def dispatcher(listener: socket.socket, control: socket.socket, page: Page, settings: Settings,
-               facts: ModelFacts) -> int:  # fmt: skip
+def dispatcher(listener: socket.socket, admin: socket.socket, control: socket.socket, page: Page, settings: Settings,
+               facts: ModelFacts, generation: int, pool: int) -> int:  # fmt: skip
     """Keeps the links it gets, so that workers see when it ends."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    links = []
-    ipc.send_control(control, {"t": "ready"})
+    links, old, ending = [], [], False
+    if generation > 1 and (folder(settings) / "no_dispatcher").exists():
+        return Exit.INTERNAL
     with (folder(settings) / "told").open("a", buffering=1) as told:
+        born = {"t": "born", "generation": generation, "pool": pool, "id": facts.id, "argv": sys.orig_argv}
+        told.write(json.dumps(born | {"from": os.getpid()}) + "\n")
+        ipc.send_control(control, {"t": "ready"})
         while True:
-            select.select([control], [], [])
+            select.select([control], [], [], 0.1)
             page[Field.PROGRESS] += 1
-            packet = ipc.receive_control(control)
+            if not (folder(settings) / "live").exists():
+                for number in old:
+                    ipc.send_control(control, {"t": "empty", "generation": number})
+                if ending:
+                    ipc.send_control(control, {"t": "drained"})
+                old, ending = [], False
+            if said := taken(folder(settings) / "ask"):
+                ipc.send_control(control, said)
+            try:
+                packet = ipc.receive_control(control)
+            except BlockingIOError:
+                continue
             if packet is None:
                 return 0
             message, fds = packet
             links += fds
             told.write(json.dumps(message | {"fds": len(fds), "from": os.getpid()}) + "\n")
-            if message["t"] == "drain" and not (folder(settings) / "live").exists():
-                ipc.send_control(control, {"t": "drained"})
+            ending = ending or message["t"] in ("drain", "retire")
+            if message["t"] == "serve":
+                old, generation = [*old, generation], message["generation"]
+
+
+def taken(path: Path) -> Any:
+    """What is in the file, which is gone then; None if it is not there."""
+    if not path.exists():
+        return None
+    body = json.loads(path.read_text())
+    path.unlink()
+    return body
 
 
 def kvpool(control: socket.socket, page: Page, settings: Settings, facts: ModelFacts, arena: Arena,
            journal: int) -> int:  # fmt: skip
-    """Counts its lives in the journal. Says once what the file "order" holds."""
+    """Counts its lives in the journal. Says once what the file "order" holds. Retired, it has given back all but one
+    slab."""
     arena.reserve(lambda done: None)
     life = os.pread(journal, 100, 0) + b"*"
     os.pwrite(journal, life, 0)
@@ -98,10 +130,8 @@ def kvpool(control: socket.socket, page: Page, settings: Settings, facts: ModelF
         while True:
             select.select([control], [], [], 0.1)
             page[Field.PROGRESS] += 1
-            order = folder(settings) / "order"
-            if order.exists():
-                ipc.send_control(control, json.loads(order.read_text()))
-                order.unlink()
+            if said := taken(folder(settings) / "order"):
+                ipc.send_control(control, said)
             try:
                 packet = ipc.receive_control(control)
             except BlockingIOError:
@@ -110,13 +140,16 @@ def kvpool(control: socket.socket, page: Page, settings: Settings, facts: ModelF
                 return 0
             message, fds = packet
             links += fds
-            told.write(json.dumps(message | {"fds": len(fds), "from": os.getpid(), "life": len(life)}) + "\n")
+            about = {"fds": len(fds), "from": os.getpid(), "life": len(life), "of": facts.id}
+            told.write(json.dumps(message | about) + "\n")
+            if message["t"] == "retire":
+                ipc.send_control(control, {"t": "held", "slabs": 1})
             if not ready:
                 ready = ipc.send_control(control, {"t": "ready"})
 
 
 def worker(link: socket.socket, control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
-           arena: Arena) -> int:  # fmt: skip
+           arena: Arena, files: dict[str, int]) -> int:  # fmt: skip
     arena.map().close()
     return BEHAVIOURS[(folder(settings) / "worker").read_text()](link, control, page)
 
@@ -127,7 +160,8 @@ def serve(link: socket.socket, control: socket.socket, page: Page) -> int:
     ipc.send_control(control, {"t": "ready", "stall_ms": 100})
     pool: list[socket.socket] = []
     while True:
-        select.select([control], [], [])
+        while not select.select([control], [], [], 0.1)[0]:
+            page[Field.BEAT_NS] = time.monotonic_ns()
         packet = ipc.receive_control(control)
         if packet is None:
             return 0
@@ -144,8 +178,9 @@ def serve(link: socket.socket, control: socket.socket, page: Page) -> int:
 def idle(link: socket.socket, control: socket.socket, page: Page) -> int:
     """Ready, but never did a step."""
     ipc.send_control(control, {"t": "ready"})
-    time.sleep(600)
-    return 0
+    while True:
+        time.sleep(0.1)
+        page[Field.BEAT_NS] = time.monotonic_ns()
 
 
 def crash(link: socket.socket, control: socket.socket, page: Page) -> int:
@@ -174,26 +209,38 @@ def toil(link: socket.socket, control: socket.socket, page: Page) -> int:
         page[Field.PROGRESS] += 1
 
 
+def toil_in_step(link: socket.socket, control: socket.socket, page: Page) -> int:
+    """As toil(), for two requests."""
+    page[Field.KEYS], page[Field.KEYS + 1] = 11, 12
+    return toil(link, control, page)
+
+
 def load_for_ever(link: socket.socket, control: socket.socket, page: Page) -> int:
     time.sleep(600)
     return 0
 
 
-BEHAVIOURS: dict[str, Any] = {f.__name__: f for f in (serve, idle, crash, refuse, hang, toil, load_for_ever)}
+BEHAVIOURS: dict[str, Any] = {f.__name__: f for f in (serve, idle, crash, refuse, hang, toil, toil_in_step,
+                                                         load_for_ever)}
 ROLES = Roles(*(Role(name, f"supervised:{name}", 0) for name in ("check", "verify", "kvpool", "dispatcher", "worker")))
 
 
 def main(place: str, *flags: str) -> int:
-    chosen = {"socket": f"{place}/s", "log_format": "json", **dict(flag.split("=") for flag in flags)}
-    settings = load_settings(chosen, {})
+    chosen = {"socket": f"{place}/s", "log_format": "json", "model": f"{place}/id",
+              **dict(flag.split("=") for flag in flags)}  # fmt: skip
+    config = Path(place, "config")
+    config.touch()  # a reload may find more in it
+    chosen = {name: value for name, value in chosen.items() if value}
+    settings = load_settings(chosen, {}, config)
     log.setup("supervisor", settings)
     with Recorder(HANDLERS) as signals:
-        listener = sockets.bind(settings.socket, 0o600)
+        listener, admin = (sockets.bind(path, 0o600) for path in (settings.socket, settings.admin_path))
         try:
-            return Supervisor(settings, listener, Notifier(os.environ), ROLES).run(signals)
+            return Supervisor(settings, listener, admin, Notifier(os.environ), ROLES).run(signals)
         finally:
-            listener.remove()
-            listener.close()
+            for made in (listener, admin):
+                made.remove()
+                made.close()
 
 
 # ---- the program and what can be seen of it --------------------------------------------------------------------------
@@ -207,7 +254,7 @@ class Service:
         self.says(worker)
         self._log = (place / "log").open("w+b")
         command = [sys.executable, __file__, str(place), *(f"{name}={value}" for name, value in settings.items())]
-        environ = os.environ | {"NOTIFY_SOCKET": str(place / "notify")}
+        environ = os.environ | {"NOTIFY_SOCKET": str(place / "notify"), "PYTHONPATH": str(Path(__file__).parent)}
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=self._log, start_new_session=True,
                                         env=environ)  # fmt: skip
 
@@ -218,6 +265,18 @@ class Service:
         new.rename(self.place / "worker")
         if not worker:
             (self.place / "worker").unlink()
+
+    def configure(self, **settings: object) -> None:
+        """What the next reload finds in the file."""
+        lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
+        (self.place / "config").write_text("".join(lines))
+
+    def order(self, name: str, body: dict[str, Any]) -> None:
+        """Has the pool ("order") or the dispatcher ("ask") say this; returns when it is under way."""
+        new = self.place / f"{name}.new"
+        new.write_text(json.dumps(body))
+        new.rename(self.place / name)
+        self.until(lambda: not (self.place / name).exists())
 
     def log(self, **wanted: object) -> list[dict[str, Any]]:
         lines = (self.place / "log").read_text().splitlines()

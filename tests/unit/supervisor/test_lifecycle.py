@@ -51,7 +51,8 @@ def samples(kind: type[Event], now: float) -> list[Event]:
     """Every way an event of this kind can look."""
     if kind is Exited:
         codes = (0, 1, CRASH, *(int(code) for code in Exit))
-        return [Exited(now, code, proven) for code in codes for proven in (False, True)]
+        flags = [(proven, foreign) for proven in (False, True) for foreign in (False, True)]
+        return [Exited(now, code, *flag) for code in codes for flag in flags]
     return [kind(now)]
 
 
@@ -128,10 +129,30 @@ def test_leaving_in_good_order_is_no_failed_start():
 
 
 @pytest.mark.parametrize("proven", [False, True])
-@pytest.mark.parametrize("code", [Exit.CANNOT_LOAD, Exit.WEIGHTS_CHANGED])
-def test_some_exit_codes_give_up_at_once(code, proven):
-    life, actions = advance(after(Spawned(0)), Exited(1, code, proven))
-    assert (life.state, actions) == (State.FAILED, (GiveUp(code),))
+@pytest.mark.parametrize(
+    ("code", "actions"), [(Exit.CANNOT_LOAD, (GiveUp(Exit.CANNOT_LOAD),)), (Exit.WEIGHTS_CHANGED, ())]
+)
+def test_some_exit_codes_give_up_at_once(code, actions, proven):
+    life, done = advance(after(Spawned(0)), Exited(1, code, proven))
+    assert (life.state, done) == (State.FAILED, actions)
+
+
+def test_kills_from_outside_are_never_too_many():
+    life, waits = Life(), []
+    for n in range(200):
+        life = after(Tick(100.0 * n), Spawned(100.0 * n), Exited(100.0 * n, -9, foreign=True), life=life)
+        assert life.state is State.BACKOFF
+        waits.append(life.until - life.since)
+    assert (waits[:3], waits[-1]) == (pytest.approx([0.1, 0.2, 0.4]), BACKOFF_MOST)
+    assert (life.failures, life.kills) == (0, 200)
+    life = after(Tick(1e6), Spawned(1e6), Exited(1e6, CRASH), life=life)
+    assert (life.state, life.failures) == (State.BACKOFF, 1)  # its own failures count as before
+    assert after(Tick(2e6), Spawned(2e6), Exited(2e6, -9, proven=True), life=life).kills == 0
+
+
+def test_a_kill_that_was_ours_counts():
+    life = after(Spawned(0), Hung(1), Tick(9), Exited(9, -9, foreign=True))
+    assert (life.failures, life.kills) == (1, 0)
 
 
 @pytest.mark.parametrize("before", [(Spawned(0),), (Spawned(0), Ready(1))])
@@ -167,7 +188,7 @@ def test_stopping_what_does_not_run(before, event):
 
 EVENT = st.one_of(
     *(st.builds(kind, st.just(0.0)) for kind in EVENTS if kind is not Exited),
-    st.builds(Exited, st.just(0.0), st.sampled_from([0, 1, CRASH, -9, 4, 6, 70]), st.booleans()),
+    st.builds(Exited, st.just(0.0), st.sampled_from([0, 1, CRASH, -9, 4, 6, 70]), st.booleans(), st.booleans()),
 )
 
 
@@ -186,9 +207,9 @@ def test_any_sequence(steps):
             assert life.state in RUNNING
         if Spawn() in actions:
             assert before.state in (State.DOWN, State.BACKOFF)
-        assert (life.state is State.FAILED and before.state is not State.FAILED) == any(
-            isinstance(action, GiveUp) for action in actions
-        )
+        gives_up = any(isinstance(action, GiveUp) for action in actions)
+        ended = life.state is State.FAILED and before.state is not State.FAILED
+        assert gives_up == (ended and getattr(event, "code", 0) != Exit.WEIGHTS_CHANGED)
         if life.state is State.BACKOFF:
             assert life.until <= life.since + BACKOFF_MOST
         assert 0 <= life.failures <= FAILED_STARTS

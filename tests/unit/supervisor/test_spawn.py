@@ -17,10 +17,13 @@ from colibri_daemon.supervisor.spawn import Death
 PROGRAM = Path(__file__).with_name("spawned.py")
 
 
+ENVIRON = os.environ | {"PYTHONPATH": str(PROGRAM.parent)}  # a fresh interpreter finds the roles there
+
+
 def run(scenario: str) -> tuple[dict, str, str]:
     """(its answer, the rest of its stdout, its stderr)."""
     done = subprocess.run([sys.executable, str(PROGRAM), scenario], capture_output=True, text=True, check=True,
-                          timeout=60, start_new_session=True)  # fmt: skip
+                          timeout=60, start_new_session=True, env=ENVIRON)  # fmt: skip
     *rest, answer = done.stdout.splitlines()
     return json.loads(answer), "\n".join(rest), done.stderr
 
@@ -87,9 +90,38 @@ def test_no_fork_beside_another_thread():
     assert run("threads")[0] == {"refused": True}
 
 
+def test_a_fresh_interpreter_gets_the_same(child):
+    body, _, _ = run("fresh")
+    assert body["argv"][1:4] == ["-P", "-m", "colibri_daemon.supervisor.born"]
+    assert (body["steps"], body["sent"], body["code"]) == ([0, 42], "!", 7)
+    assert (body["log_level"], body["socket"], body["number"]) == ("debug", "/x y", 5)
+    assert body["same"]
+    assert body["names"] == {"x": body["extra"]}
+    assert body["arena"] == 3 * 4096
+    assert body["blocking"] is False
+    assert body["inheritable"] == []
+    assert body["death"] == signal.SIGKILL
+    forked, own = child, body["child"]
+    for name in ("signals", "blocked", "stdin", "oom", "wakeup"):
+        assert own[name] == forked[name]
+    assert own["title"] == "colibrid: test tell_all"
+    names = sorted(what.partition(":")[0] for fd, what in own["fds"].items() if int(fd) > 2)
+    assert names == ["/memfd", "/memfd", "/memfd", "pipe", "pipe", "socket"]  # pages, arena, extra; answer, trace
+
+
+def test_a_fresh_interpreter_that_crashes():
+    body, _, _ = run("fresh_crash")
+    assert body["code"] == -signal.SIGSEGV
+    assert " in crash" in body["trace"]
+    assert " in live" not in body["trace"]
+    assert body["foreign"] == Exit.USAGE  # of another version's form
+
+
+@pytest.mark.parametrize("scenario", ["orphan", "fresh_orphan"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_child_dies_with_its_parent(number):
-    with subprocess.Popen([sys.executable, str(PROGRAM), "orphan"], stdout=subprocess.PIPE, text=True) as parent:
+def test_a_child_dies_with_its_parent(scenario, number):
+    with subprocess.Popen([sys.executable, str(PROGRAM), scenario], stdout=subprocess.PIPE, text=True,
+                          env=ENVIRON) as parent:
         assert parent.stdout is not None
         pidfd = os.pidfd_open(json.loads(parent.stdout.readline())["pid"])
         try:

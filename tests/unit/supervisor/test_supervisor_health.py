@@ -15,8 +15,10 @@ def worker(slot: int, state: State, **fields) -> WorkerView:
     return WorkerView(slot, state, **(values | fields))
 
 
-def view(*states: State, dispatcher: State = State.READY, kvpool: State = State.READY, **fields) -> View:
-    return View(kvpool, dispatcher, [worker(slot, state) for slot, state in enumerate(states)], **fields)
+def view(*states: State, dispatcher: State = State.READY, kvpool: State = State.READY, late=(), **fields) -> View:
+    """late: slots that show no progress."""
+    workers = [worker(slot, state, stalled=2.0 * (slot in late)) for slot, state in enumerate(states)]
+    return View(kvpool, dispatcher, workers, patience=2.0, **fields)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,15 @@ def view(*states: State, dispatcher: State = State.READY, kvpool: State = State.
         (view(State.READY, dispatcher=State.LOADING, served=True), "degraded", False),
         (view(State.READY, kvpool=State.LOADING), "starting", False),
         (view(State.READY, kvpool=State.LOADING, served=True), "degraded", True),
+        (view(State.READY, State.READY, late=[1]), "degraded", True),
+        (view(State.READY, State.READY, late=[0, 1], served=True), "degraded", False),
+        (view(State.READY, State.READY, late=[0], served=True), "degraded", True),
+        (view(State.READY, State.BACKOFF, late=[0], served=True), "degraded", False),
+        (view(State.READY, State.LOADING, late=[0, 1]), "starting", False),  # loading has a limit of its own
+        (view(State.READY, kvpool_stalled=2.0), "degraded", True),
+        (view(State.READY, dispatcher_stalled=2.0), "degraded", False),
+        (view(State.READY, spoiled="dense.bin"), "degraded", False),
+        (view(State.READY, spoiled="dense.bin", draining=True), "draining", False),
         (view(State.READY, draining=True), "draining", False),
         (view(State.READY, draining=True, failure="why"), "failed", False),
     ],
@@ -49,6 +60,19 @@ def test_only_the_ready_have_no_reason():
             body = report(view(*states, served=served, draining=draining))
             assert body["ready"] <= (body["state"] in ("ready", "degraded"))
             assert bool(body["reason"]) == (body["state"] != "ready")
+
+
+def test_who_is_late_is_named():
+    late = view(State.READY, State.LOADING, State.READY, late=[0, 1], served=True, kvpool_stalled=60.0)
+    body = report(late)
+    assert body["reason"] == "no progress: the KV pool, worker 0 (pid 10)"
+    assert [worker["up"] for worker in body["workers"]] == [False, False, True]
+    assert "late" not in report(view(State.READY, dispatcher_stalled=1.9))["reason"]
+
+
+def test_spoiled_weights_are_a_reason_to_refuse():
+    assert report(view(State.READY, spoiled="dense.bin has changed"))["refuse"] == "dense.bin has changed"
+    assert "refuse" not in report(view(State.READY, State.BACKOFF))
 
 
 def test_progress_of_loading_and_of_verifying():

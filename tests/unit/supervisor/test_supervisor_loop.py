@@ -103,6 +103,34 @@ def test_a_model_that_is_not_there(start):
     assert not (service.place / "s").exists()
 
 
+def test_kills_while_loading_do_not_end_a_service_that_has_served(start):
+    service = start()
+    killed = {0}
+    service.ready()
+    service.says("load_for_ever")
+    for _ in range(6):  # the first one has worked, five have only loaded
+        pid = service.until(lambda: {service.state()["workers"][0]["pid"]} - killed).pop()
+        os.kill(pid, signal.SIGKILL)
+        killed.add(pid)
+        service.says("serve" if len(killed) == 7 else "load_for_ever")
+    service.until(lambda: service.state()["ready"] and service.state()["workers"][0]["pid"] not in killed)
+
+
+def test_the_dispatcher_is_told_how_a_worker_died_and_what_it_did(start):
+    service = start("toil_in_step", workers=2)
+    pids = [worker["pid"] for worker in service.ready()["workers"]]
+    service.says("serve")
+    os.kill(pids[0], signal.SIGSEGV)
+    os.kill(pids[1], signal.SIGKILL)
+    service.until(lambda: len(service.told("dead")) == 2)
+    dead = sorted((told["slot"], told["epoch"], told["cause"], told["keys"]) for told in service.told("dead"))
+    assert dead == [(0, 1, "fault", [11, 12]), (1, 1, "killed", [11, 12])]
+    again = service.until(lambda: (w := service.state()["workers"][1])["up"] and w["pid"] != pids[1] and w["pid"])
+    os.kill(again, signal.SIGTERM)
+    service.until(lambda: len(service.told("dead")) == 3)
+    assert service.told("dead")[2]["keys"] == []
+
+
 def test_a_hung_worker_is_aborted_and_replaced(start):
     service = start("hang", hang_seconds=1)
     first = service.ready()["workers"][0]["pid"]
@@ -110,6 +138,7 @@ def test_a_hung_worker_is_aborted_and_replaced(start):
     service.until(lambda: (w := service.state()["workers"][0])["up"] and w["pid"] != first)
     assert max(state["workers"][0]["progress_age_ms"] for state in service.told("state")) >= 500
     (line,) = service.log(msg="process ended")
+    assert [told["cause"] for told in service.told("dead")] == ["hang"]
     assert line["how"] == "by SIGABRT"
     assert line["trace"].startswith("Fatal Python error: Aborted")
     assert " in hang" in line["trace"]
@@ -184,15 +213,6 @@ def test_a_worker_deaf_to_sigterm_is_killed(start):
     service.signal(signal.SIGTERM)
     assert service.ended() == Exit.STOPPED
     assert [line["how"] for line in service.log(msg="process ended", child="worker 0")] == ["by SIGKILL"]
-
-
-def test_sighup_changes_nothing(start):
-    service = start()
-    before = service.ready()["workers"][0]["pid"]
-    service.signal(signal.SIGHUP)
-    service.until(lambda: service.log(level="warning", signal="SIGHUP"))
-    assert service.state()["ready"]
-    assert service.state()["workers"][0]["pid"] == before
 
 
 def test_systemd_is_told(start, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 
@@ -87,14 +86,12 @@ def test_the_pool_has_a_peer_killed(start, kind, slot):
 
     def order(epoch: int) -> None:
         body = {"t": "kill", "kind": kind, "slot": slot, "epoch": epoch, "reason": "it lies"}
-        (service.place / "order.new").write_text(json.dumps(body))
-        (service.place / "order.new").rename(service.place / "order")
-        service.until(lambda: not (service.place / "order").exists())
+        service.order("order", body)
 
     order(7)  # another process
     order(1)
     (line,) = service.until(lambda: service.log(msg="process ended"))
     assert (line["child"], line["how"]) == (f"worker {slot}" if kind == "worker" else "dispatcher", "by SIGKILL")
     assert pid not in service.members()
-    assert [line["reason"] for line in service.log(msg="the pool has a process ended")] == ["it lies"]
+    assert [line["reason"] for line in service.log(msg="a peer has a process ended")] == ["it lies"]
     service.until(lambda: service.state()["state"] == "ready" and service.state()["ready"])

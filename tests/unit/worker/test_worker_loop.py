@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import crc32c
 import numpy as np
 import pytest
 from colibri_daemon.common import ipc
 from colibri_daemon.common.job import Job
 from colibri_daemon.common.pages import Field
+from colibri_daemon.kvpool import server
 from colibri_daemon.worker import loop
 from colibri_engine import Engine
 from colibri_protocol.errors import Code
@@ -261,8 +263,11 @@ def test_it_goes_on_from_its_free_list_without_a_pool(folder: Path, expected: li
         w.pool.until(lambda: w.pool.idle)
 
 
-def test_damage_by_a_worker_that_dies_of_it(folder: Path) -> None:
-    """Both of what has a CRC and of what is still being written. The requests are paused while it happens."""
+@pytest.mark.parametrize("seconds", [0.0, server.SUSPECT_SECONDS])
+def test_damage_by_a_worker_that_dies_of_it(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Of what has a CRC, of what is still being written, and of what was committed just before and is not believed. The
+    requests are paused while it happens."""
+    monkeypatch.setattr(server, "SUSPECT_SECONDS", seconds)
     prompts = {1: PROMPT, 2: PROMPT * 300}  # the first never fills a slab
     with Engine.open(folder) as engine:
         right = {key: engine.generate(prompt, 1500) for key, prompt in prompts.items()}
@@ -272,10 +277,12 @@ def test_damage_by_a_worker_that_dies_of_it(folder: Path) -> None:
         w.until(lambda: all(w.outputs[key].ids for key in prompts))
         w.send([ipc.PAUSE, 1], [ipc.PAUSE, 2])
         eventually(lambda: w.page[Field.BUSY] == 0, w)
+        w.pool.until(lambda: w.pool.pool.counts()["committed"] == 1)
         with w.pool.arena.map() as memory:
             memory[:] = b"\x5a" * len(memory)
         w.pool.bury(1, 1, fault=True)
-        w.pool.until(lambda: w.pool.pool.counters.kv_quarantined == 1)
+        w.pool.until(lambda: w.pool.pool.counts()["committed"] == 0)  # the worker has let it go
+        assert w.pool.pool.counters.kv_quarantined == (not seconds)
         w.send([ipc.RESUME, 1], [ipc.RESUME, 2])
         w.until(lambda: w.ended == prompts.keys())
         assert {key: w.outputs[key].ids for key in prompts} == right
@@ -307,3 +314,22 @@ def test_preempted_it_tells_nothing_of_what_is_held_back(folder: Path, expected:
         assert [row.get("finish") for row in w.outputs[1].rows] in (["preempted", "length"], ["length"])
         assert w.outputs[1].ids == expected
         assert w.outputs[1].rows[0].get("generated", 0) > 0
+
+
+@pytest.mark.parametrize("has_crc", [True, False])
+def test_nan_out_of_damage_is_computed_again(folder: Path, has_crc: bool) -> None:
+    """Nobody has heard of a death by a fault. What differs from its CRC is thrown away; where the damage is older than
+    the CRC, nothing of the cache is used."""
+    prompt = PROMPT * 40
+    with Engine.open(folder) as engine:
+        right = engine.generate(prompt, 20)
+    with worker(folder) as w:
+        w.run({1: Job(packed(prompt), max_tokens=1)})
+        w.pool.until(lambda: w.pool.idle)
+        size, slabs = w.pool.arena.slab_bytes, [s for s in w.pool.pool.ledger.table.all if s.node is not None]
+        with w.pool.arena.map() as memory:
+            for slab in slabs[:2]:
+                memory[slab.number * size : (slab.number + 1) * size] = b"\xff" * size
+                slab.crc = slab.crc if has_crc else crc32c.crc32c(b"\xff" * size)
+        assert w.run({2: Job(packed(prompt), max_tokens=20)})[2].ids == right
+        assert w.pool.pool.counts()["quarantined"] == (2 if has_crc else 0)

@@ -34,13 +34,14 @@ from dataclasses import replace
 from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.pages import Field, State, make_pages
 from colibri_daemon.common.settings import Settings
+from colibri_daemon.supervisor.weights import WeightFiles
 from colibri_daemon.worker import check, main
 
 link, control = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
 settings, page = Settings(**json.loads(sys.argv[3])), make_pages(1)[0]
 facts = replace(check.check(settings), **json.loads(sys.argv[4]))
 arena = Arena(**json.loads(sys.argv[5]))
-code = main.run(link, control, page, settings, facts, arena)
+code = main.run(link, control, page, settings, facts, arena, WeightFiles.open(facts).files)
 if code == 0:
     assert page[Field.LOADED] == page[Field.TO_LOAD] == facts.weight_bytes
     assert page[Field.STATE] == State.STOPPING and page[Field.PROGRESS] and page[Field.SLABS]
@@ -152,7 +153,7 @@ def test_it_ends_at_once_with_its_supervisor(folder: Path, busy: bool) -> None:
 @pytest.mark.parametrize(
     ("facts", "arena", "reason"),
     [
-        ({"folder": "/nowhere"}, {}, "/nowhere: is not a folder"),
+        ({"files": []}, {}, "manifest.json: is not among the open files"),
         ({}, {"slabs": SLABS + 1}, "the KV arena has"),
         ({}, {"fd": 0}, "Invalid argument"),
     ],

@@ -88,6 +88,35 @@ def test_decode_rows_come_first_and_prefill_by_arrival_fills_the_rest() -> None:
     assert run.step()[0].work == [(a, 1), (b, 1), (c, 7), (d, 2)]
 
 
+def test_owners_share_the_budget_and_who_comes_is_first() -> None:
+    s = scheduler()
+    run = Slabs(s, 1000)
+    long, longer = Line(80, 9), Line(200, 9)
+    for line in (long, longer):
+        s.admit(line, next(ARRIVALS), owner=1)
+    assert run.step()[0].work == [(long, 16)]
+    other = Line(40, 9)
+    s.admit(other, next(ARRIVALS), owner=2)
+    assert [run.step()[0].work for _ in range(4)] == [[(other, 16)], [(long, 16)]] * 2
+    assert run.step()[0].work == [(other, 8), (long, 8)]
+    assert run.step()[0].work == [(other, 1), (long, 15)]
+
+
+def test_nobody_saves_up_a_share_of_the_budget() -> None:
+    s = scheduler()
+    run = Slabs(s, 1000)
+    first, second = Line(1000, 9), Line(10, 9)
+    s.admit(first, next(ARRIVALS), owner=1)
+    for _ in range(10):
+        run.step()
+    s.admit(second, next(ARRIVALS), owner=2)
+    assert run.step()[0].work == [(second, 10), (first, 6)]
+    third = Line(100, 9)
+    s.admit(third, next(ARRIVALS), owner=3)
+    firsts = [run.step()[0].work[1][0] for _ in range(6)]
+    assert firsts == [third, first] * 3
+
+
 def test_prefill_goes_on_however_many_decode() -> None:
     s = scheduler(max_seqs=20, step_tokens=16)
     decoding = admitted(s, *(Line(1, 50) for _ in range(15)))
@@ -209,7 +238,7 @@ def test_everybody_ends_and_no_step_waits_for_slabs(lines, max_seqs, step_tokens
     run, waiting, ended = Slabs(s, 0), list(lines), 0
     for turn in range(20_000):
         if waiting and random.random() < 0.3:
-            admitted(s, waiting.pop())
+            s.admit(waiting.pop(), next(ARRIVALS), owner=random.randrange(3))
         if s.running and turn < 200 and random.random() < 0.1:
             s.pause(random.choice(s.running))
         if s.paused and (turn >= 200 or random.random() < 0.3):

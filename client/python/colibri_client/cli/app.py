@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stats": ("state", "The daemon's counters."),
     "top": ("top", "Live view of workers, queue, KV cache and rates."),
     "replay": ("replay", "Check that the daemon gives a recorded output again."),
+    "admin": ("admin", "Reload, drain, evict, log level, dump: for who runs the daemon."),
     "completion": ("completion", "Print the completion script for a shell."),
 }
 
