@@ -54,8 +54,9 @@ $(VENV)/smol.stamp: $(VENV)/engine.stamp
 	@touch $@
 
 PYTEST_ARGS ?=
-pytest: build python $(VENV)/smol.stamp ## the Python tests [PYTEST_ARGS='tests/unit -k name']
-	$(PY) -m pytest $(PYTEST_ARGS)
+PYTEST_JOBS ?= $(shell nproc)
+pytest: build python $(VENV)/smol.stamp $(BUILD)/colibri-gateway ## the Python tests [PYTEST_ARGS='tests/unit -k name' PYTEST_JOBS=2]
+	COLIBRI_GATEWAY=$(abspath $(BUILD)/colibri-gateway) $(PY) -m pytest -n $(PYTEST_JOBS) --dist loadfile $(PYTEST_ARGS)
 
 # ---- installation (deploy/install.mk) ----------------------------------------------------------------------------
 include deploy/install.mk

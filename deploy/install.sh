@@ -71,7 +71,7 @@ environment() {
 
 relocate() {
     grep -rlIF -- "$staged" "$staged" | xargs -r sed -i "s|$staged|$tree|g"
-    "$staged/bin/python" -m compileall -q -s "$staged" -p "$tree" "$staged/lib"
+    "$staged/bin/python" -m compileall -q -j 0 -s "$staged" -p "$tree" "$staged/lib"
 }
 
 pages() { # manual pages and completion scripts, which the programs themselves tell
@@ -159,7 +159,7 @@ take_over() {
 
 uninstall_all() {
     local lines=() kind path sum i
-    [[ -e $DESTDIR$tree/manifest ]] || die "$DESTDIR$tree/manifest: not there, so nothing is installed under this PREFIX"
+    [[ -e $DESTDIR$tree/manifest ]] || die "$DESTDIR$tree/manifest: not there; nothing is installed under this PREFIX"
     mapfile -t lines <"$DESTDIR$tree/manifest"
     rm -rf "$DESTDIR$tree"
     for ((i = ${#lines[@]} - 1; i >= 0; i--)); do

@@ -15,6 +15,7 @@ import asyncio
 import http.client
 import json
 import math
+import multiprocessing
 import random
 import shutil
 import socket
@@ -22,13 +23,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +163,7 @@ async def stream(client: AsyncClient, rng: random.Random, end: float) -> None:
         with suppress(errors.ColibriError):
             async for _ in (generated := client.generate(prompt, max_tokens=most, ignore_eos=True)):
                 if given_up and rng.random() < .2:
-                    await generated.aclose()
-                    break
+                    generated.cancel()
         await asyncio.sleep(rng.random() * .2)
 
 
@@ -173,31 +174,36 @@ async def kill(supervisor: int, after: float) -> None:
         await asyncio.to_thread(subprocess.run, ["kill", "-KILL", str(pid)], check=False)
 
 
-class Scraper(threading.Thread):
-    """Asks ten times a second, as Prometheus does but more often. seconds: what each answer took."""
+def scrape(port: int, over: Event, answer: Connection) -> None:
+    """Asks ten times a second, as Prometheus does but more often, and sends what each answer took, in seconds, and the
+    largest one's bytes. In a process of its own: it must not wait for the load's interpreter."""
+    seconds, most = [], 0
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    while not over.wait(0.1):
+        begin = time.perf_counter()
+        connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
+        most = max(most, len(connection.getresponse().read()))
+        seconds.append(time.perf_counter() - begin)
+    answer.send((seconds, most))
 
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.seconds: list[float] = []
-        self.sizes: list[int] = []
-        self._port, self._over = port, threading.Event()
 
-    def run(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        while not self._over.wait(0.1):
-            begin = time.perf_counter()
-            connection.request("GET", "/metrics", headers={"Accept-Encoding": "gzip"})
-            self.sizes.append(len(connection.getresponse().read()))
-            self.seconds.append(time.perf_counter() - begin)
-        connection.close()
-
-    def finish(self) -> dict[str, float]:
-        self._over.set()
-        self.join()
-        took = sorted(1000 * seconds for seconds in self.seconds)
-        return {"scrapes": len(took), "median_ms": round(statistics.median(took), 2),
-                "p99_ms": round(took[math.ceil(.99 * len(took)) - 1], 2), "max_ms": round(took[-1], 2),
-                "bytes": max(self.sizes)}
+@contextmanager
+def scraping(port: int, report: dict[str, Any]) -> Iterator[None]:
+    """Within it /metrics is asked for; afterwards the report says how long that took."""
+    context = multiprocessing.get_context("spawn")
+    over, (ours, theirs) = context.Event(), context.Pipe()
+    process = context.Process(target=scrape, args=(port, over, theirs))
+    process.start()
+    try:
+        yield
+    finally:
+        over.set()
+        seconds, most = ours.recv() if ours.poll(30) else ([0.0], 0)
+        process.join()
+        took = sorted(1000 * second for second in seconds)
+        report["scrape"] = {"scrapes": len(took), "median_ms": round(statistics.median(took), 2),
+                            "p99_ms": round(took[math.ceil(.99 * len(took)) - 1], 2), "max_ms": round(took[-1], 2),
+                            "bytes": most}  # fmt: skip
 
 
 # ---- report ----------------------------------------------------------------------------------------------------------
@@ -235,10 +241,9 @@ def main(model: Path, seconds: float, workers: int, streams: int, pictures: Path
     with tempfile.TemporaryDirectory(prefix="colibri-") as name, \
             daemon(model, Path(name), workers, 1, metrics=f"127.0.0.1:{port}", max_seqs=8) as (path, supervisor), \
             prometheus(Path(name), f"127.0.0.1:{port}") as server:
-        begin, scraper = time.time(), Scraper(port)
-        scraper.start()
-        uvloop.run(load(path, supervisor, seconds, streams))
-        report: dict[str, Any] = {"scrape": scraper.finish()}
+        begin, report = time.time(), dict[str, Any]()
+        with scraping(port, report):
+            uvloop.run(load(path, supervisor, seconds, streams))
         time.sleep(2 * STEP)  # for the last scrape and the rules after it
         found, asked = ask(server, begin, time.time())
         report |= asked

@@ -178,7 +178,8 @@ class Scene:
         victim = self.rng.choice([w for w in health.workers if w.up] or list(health.workers))
         if not victim.up or not victim.pid:
             return
-        self.strike(victim.pid, number, victim.busy)
+        running = {int(w["pid"]): w["running"] for w in (await self.client.stats()).workers}
+        self.strike(victim.pid, number, bool(running.get(victim.pid)))
         await self.await_tokens()
         await self._until(lambda h: any(w.slot == victim.slot and w.up and w.pid != victim.pid for w in h.workers))
 

@@ -1590,12 +1590,17 @@ func (m *HealthReply) Tag() uint64 { return TagHealthReply }
 func (m *HealthReply) appendBody(b []byte) []byte { return appendHealthReply(b, *m) }
 
 // Stats is message 14, STATS (C→S): Ask for counters.
-type Stats struct{}
+type Stats struct {
+	// Also the tokens of every expert.
+	Experts bool `json:"experts"`
+}
 
 func readStats(d *decoder) Stats {
 	var m Stats
 	for key := range d.fields() {
 		switch key {
+		case "experts":
+			m.Experts = d.flag()
 		default:
 			d.skip()
 		}
@@ -1605,6 +1610,9 @@ func readStats(d *decoder) Stats {
 
 func appendStats(b []byte, m Stats) []byte {
 	o := openMap(b)
+	if m.Experts {
+		put(&o, "experts", m.Experts, msgp.AppendBool)
+	}
 	return o.close()
 }
 
@@ -1638,6 +1646,12 @@ type StatsReply struct {
 
 	// Per slot.
 	Workers []map[string]float64 `json:"workers"`
+
+	// Experts of a layer; 0: not asked for, or not counted.
+	Experts uint64 `json:"experts"`
+
+	// Tokens routed to each, layer by layer, little-endian u64.
+	ExpertTokens []byte `json:"expert_tokens"`
 }
 
 func readStatsReply(d *decoder) StatsReply {
@@ -1662,6 +1676,10 @@ func readStatsReply(d *decoder) StatsReply {
 			m.Counters = d.counts(256)
 		case "workers":
 			m.Workers = readList(d, 256, func() map[string]float64 { return d.counts(256) })
+		case "experts":
+			m.Experts = d.uint(0, 9007199254740991)
+		case "expert_tokens":
+			m.ExpertTokens = d.blob(1048576)
 		default:
 			d.skip()
 		}
@@ -1693,6 +1711,12 @@ func appendStatsReply(b []byte, m StatsReply) []byte {
 	}
 	if len(m.Workers) > 0 {
 		put(&o, "workers", m.Workers, listOf(appendCounts))
+	}
+	if m.Experts != 0 {
+		put(&o, "experts", m.Experts, appendUint)
+	}
+	if len(m.ExpertTokens) > 0 {
+		put(&o, "expert_tokens", m.ExpertTokens, msgp.AppendBytes)
 	}
 	return o.close()
 }

@@ -292,6 +292,8 @@ class HealthReply:
 class Stats:
     """Ask for counters."""
 
+    experts: bool = optional(Flag(), "Also the tokens of every expert.", False)
+
 
 @message(15, "STATS_REPLY", SERVER)
 class StatsReply:
@@ -305,6 +307,8 @@ class StatsReply:
     kv_slabs: dict[str, float] = optional(CountMap(), "Slabs by state; they add up to total.", {})
     counters: dict[str, float] = optional(CountMap(), "Totals since the start.", {})
     workers: tuple[dict[str, float], ...] = optional(ListOf(CountMap(), 256), "Per slot.", ())
+    experts: int = optional(COUNT, "Experts of a layer; 0: not asked for, or not counted.", 0)
+    expert_tokens: bytes = optional(Blob(1 << 20), "Tokens routed to each, layer by layer, little-endian u64.", b"")
 
 
 @message(16, "TOKEN_CHECK", CLIENT)

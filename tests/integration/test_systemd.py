@@ -5,6 +5,7 @@ What fixtures/machine.py boots is this host's systemd; the daemon runs with ever
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -80,15 +81,15 @@ def test_every_process_is_locked_in(service: Machine) -> None:
 
 def test_no_system_call_is_refused(service: Machine) -> None:
     """With a refused call ending the process instead of failing, all still works."""
-    for unit in ("colibri", "colibri-gateway"):
-        service.run(f"mkdir -p /run/systemd/system/{unit}.service.d && "
-                    f"printf '[Service]\\nSystemCallErrorNumber=kill\\n' > /run/systemd/system/{unit}.service.d/kill.conf")
+    folder = "/run/systemd/system/colibri.service.d"
+    service.run(f"mkdir -p {folder} && printf '[Service]\\nSystemCallErrorNumber=kill\\n' > {folder}/kill.conf")
     service.run("systemctl daemon-reload && systemctl restart colibri.service")
+    assert show(service, "colibri.service", "SystemCallErrorNumber") != str(errno.EPERM)
     assert tokens(service)
     service.run("colibri-client admin reload && systemctl stop colibri.service")
     assert show(service, "colibri.service", "Result") == "success"
     assert "SIGSYS" not in service.run("journalctl --unit colibri.service --output cat --lines 100").stdout
-    service.run("rm /run/systemd/system/*.service.d/kill.conf && systemctl daemon-reload")
+    service.run(f"rm -r {folder} && systemctl daemon-reload")
 
 
 def test_who_may_connect(service: Machine) -> None:
@@ -148,6 +149,25 @@ def test_socket_activation(service: Machine) -> None:
     service.run("systemctl restart --no-block colibri.service")
     assert tokens(service) == first
     assert service.run("stat --format %i /run/colibri/colibri.sock").stdout == inode
+    service.run("systemctl stop colibri.socket")
+    assert tokens(service) == first, "without the unit the daemon still has the socket"
+
+
+def test_metrics_on_loopback(service: Machine) -> None:
+    """With the drop-in that is for this."""
+    drop_in = "/run/systemd/system/colibri.service.d/metrics-on-loopback.conf"
+    service.run(f"install -D -m 644 /usr/local/share/colibri/metrics-on-loopback.conf {drop_in}")
+    service.run(f"echo 'metrics = \"127.0.0.1:9464\"' >> {CONFIGURATION}")
+    service.run("systemctl daemon-reload && systemctl restart colibri.service")
+    service.until(lambda: "colibri_ready 1" in fetch(service, "http://127.0.0.1:9464/metrics"))
+    service.run(f"rm {drop_in} && systemctl daemon-reload")
+
+
+def fetch(host: Machine, url: str) -> str:
+    """A page; empty if there is none."""
+    ask = f"import urllib.request; print(urllib.request.urlopen('{url}').read().decode())"
+    done = host.run(f'python3 -c "{ask}"', check=False)
+    return done.stdout if done.returncode == 0 else ""
 
 
 def test_gateway(service: Machine, installation: Installation) -> None:
@@ -155,9 +175,8 @@ def test_gateway(service: Machine, installation: Installation) -> None:
     if installation.gateway is None:
         pytest.skip("needs the gateway")
     service.run("systemctl start colibri-gateway.service")
-    ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8080{}').read().decode())"
-    service.until(lambda: service.run(f'python3 -c "{ask.format("/health/ready")}"', check=False).returncode == 0)
-    assert '"id":"tiny' in service.run(f'python3 -c "{ask.format("/v1/models")}"').stdout
+    service.until(lambda: fetch(service, "http://127.0.0.1:8080/health/ready"))
+    assert '"id":"tiny' in fetch(service, "http://127.0.0.1:8080/v1/models")
     status = service.run(f"cat /proc/{show(service, 'colibri-gateway.service', 'MainPID')}/status").stdout
     assert "Seccomp:\t2" in status
     assert "CapBnd:\t0000000000000000" in status

@@ -125,9 +125,9 @@ class AsyncClient:
         """State of the daemon and of its workers."""
         return await self._outcome(Question(Health(), HealthReply), timeout)
 
-    async def stats(self, *, timeout: float | None = None) -> StatsReply:
-        """The daemon's counters."""
-        return await self._outcome(Question(Stats(), StatsReply), timeout)
+    async def stats(self, *, experts: bool = False, timeout: float | None = None) -> StatsReply:
+        """The daemon's counters. experts: also the tokens of every expert of the model."""
+        return await self._outcome(Question(Stats(experts=experts), StatsReply), timeout)
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Seconds to the daemon and back."""

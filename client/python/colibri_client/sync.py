@@ -114,9 +114,9 @@ class Client:
         """State of the daemon and of its workers."""
         return self._call(partial(self._async.health, timeout=timeout))
 
-    def stats(self, *, timeout: float | None = None) -> StatsReply:
-        """The daemon's counters."""
-        return self._call(partial(self._async.stats, timeout=timeout))
+    def stats(self, *, experts: bool = False, timeout: float | None = None) -> StatsReply:
+        """The daemon's counters. experts: also the tokens of every expert of the model."""
+        return self._call(partial(self._async.stats, experts=experts, timeout=timeout))
 
     def ping(self, *, timeout: float | None = None) -> float:
         """Seconds to the daemon and back."""

@@ -76,7 +76,7 @@ class Histogram:
 
     __slots__ = ("_bounds", "_first", "_sum", "_words")
 
-    def __init__(self, words: memoryview, first: int, bounds: tuple[float, ...]) -> None:
+    def __init__(self, words: memoryview[float], first: int, bounds: tuple[float, ...]) -> None:
         self._words, self._first, self._bounds = words, first, bounds
         self._sum = first + len(bounds) + 1
 
@@ -86,6 +86,18 @@ class Histogram:
         words[self._sum] += value * times
 
 
+class Total:
+    """One series of a counter, for those who count often."""
+
+    __slots__ = ("_place", "_words")
+
+    def __init__(self, words: memoryview[float], place: int) -> None:
+        self._words, self._place = words, place
+
+    def add(self, amount: float) -> None:
+        self._words[self._place] += amount
+
+
 class Counters:
     """The numbers of one source, from its declaration. KeyError for what that does not have."""
 
@@ -93,6 +105,7 @@ class Counters:
         """memory: COUNTERS_BYTES, of which this process is the only writer. What is there of the same declaration goes
         on; what another version of the package has left begins anew."""
         self._layout = LAYOUTS[source]
+        self.metrics = self._layout.metrics
         self._words, head = memory[COUNTERS_HEADER:].cast("d"), memory[:COUNTERS_HEADER].cast("Q")
         if head[Head.DIGEST] != self._layout.digest:
             head[Head.DIGEST] = 0  # it cannot be read meanwhile
@@ -119,6 +132,9 @@ class Counters:
     def observe(self, name: str, value: float, **labels: str) -> None:
         self.histogram(name, **labels).observe(value)
 
+    def total(self, name: str, **labels: str) -> Total:
+        return Total(self._words, self._places[(name, *labels.values())])
+
     def histogram(self, name: str, **labels: str) -> Histogram:
         """For those who observe often."""
         bounds = next(metric.buckets for metric in self._layout.metrics if metric.name == name)
@@ -135,4 +151,5 @@ def read(memory: memoryview, source: Source) -> list[float] | None:
     if memory[:COUNTERS_HEADER].cast("Q")[Head.DIGEST] != layout.digest:
         return None
     end = COUNTERS_HEADER + 8 * layout.size
-    return memory[COUNTERS_HEADER:end].cast("d").tolist()
+    words: memoryview[float] = memory[COUNTERS_HEADER:end].cast("d")
+    return words.tolist()  # type: ignore[return-value]  # of floats, whatever typeshed says

@@ -48,6 +48,8 @@ class ModelFacts:
     slab_bytes: int
     weight_bytes: int
     files: tuple[FileFacts, ...] = ()
+    layers: int = 0
+    experts: int = 0  # of a layer
 
     def to_wire(self) -> dict[str, Any]:
         return asdict(self)

@@ -40,7 +40,8 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows comput
 # generation: number of a configuration with its workers; a reload makes the next one. pool: number of a KV pool.
 # {"t": "worker", "generation", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
 # {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s; "refuse": why no request is
-#                                                taken; "reloaded": {"ok", "at" (Unix time)} of the last reload
+#                                                taken; "reloaded": {"ok", "at" (Unix time), "good" (of the last good
+#                                                one)} of the last reload
 # {"t": "generation", "generation", "pool", "settings" (Settings.to_json()), "facts"}   it will come; nothing changes
 #                                                yet. The first one is told at the start of the process
 # {"t": "serve", "generation"}                   new requests use it from now on; those of older ones with the same pool
@@ -60,6 +61,9 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows comput
 # {"t": "log_level", "level"}                    what is less important is not logged from now on
 # control: supervisor → worker
 # {"t": "link"} + fd                             the link to a new dispatcher; what the old one wanted is forgotten
+# control: supervisor → metrics process
+# {"t": "state", …, "about": {"model", "id", "version", "isa", "protocol", "slabs", "slab_tokens", "pinned", "window"}}
+#                                                as to the dispatcher; about: what serves, empty until that is known
 # control: child → supervisor
 # {"t": "ready", ...}                            dispatcher: accepting; worker: loaded, with threads, chunk and stall_ms
 # {"t": "failed", "reason"}                      worker: the model cannot be loaded; it then exits with CANNOT_LOAD

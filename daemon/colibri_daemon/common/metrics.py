@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from colibri_protocol import messages  # noqa: F401 - declares all messages
 from colibri_protocol.errors import Code
@@ -100,16 +101,16 @@ def key(name: str, labels: dict[str, str]) -> str:
     return f"{name}{{{inside}}}" if labels else name
 
 
-def _counter(name: str, help: str, label: str = "", values: tuple[str, ...] = (), **more: bool) -> Metric:
+def _counter(name: str, help: str, label: str = "", values: tuple[str, ...] = (), **more: Any) -> Metric:
     return _labelled(Metric(name, Kind.COUNTER, help, **more), label, values)
 
 
-def _gauge(name: str, help: str, label: str = "", values: tuple[str, ...] = (), **more: bool | str) -> Metric:
-    return _labelled(Metric(name, Kind.GAUGE, help, **more), label, values)  # type: ignore[arg-type]
+def _gauge(name: str, help: str, label: str = "", values: tuple[str, ...] = (), **more: Any) -> Metric:
+    return _labelled(Metric(name, Kind.GAUGE, help, **more), label, values)
 
 
 def _histogram(name: str, buckets: tuple[float, ...], help: str, label: str = "", values: tuple[str, ...] = (),
-               **more: bool) -> Metric:
+               **more: Any) -> Metric:
     return _labelled(Metric(name, Kind.HISTOGRAM, help, buckets=buckets, **more), label, values)
 
 

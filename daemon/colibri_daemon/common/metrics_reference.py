@@ -20,7 +20,7 @@ dashboards.
 
 * Each process counts in its own page of shared memory; the metrics process reads them. Counters go on where the process
   before left them, so they fall only when the service is started again or a new version of the package declares other
-  metrics. The series are the same at every scrape, from the first one on; only a reload with another model or another
+  metrics. Once the model is known the series are the same at every scrape; only a reload with another model or another
   number of workers changes them.
 * Gauges are at most 50 ms old. What the supervisor judges (`state`, `ready`, `worker_up`) is told when it changes.
 * Once nothing is live, the sum of `request_success_total` over `finished_reason` is `requests_started_total`.

@@ -7,6 +7,7 @@ the old or the new value. The engine itself bumps PROGRESS and the experts' toke
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import weakref
@@ -105,7 +106,7 @@ class Book:
         return cls(fd, most)
 
     def take(self, source: int, slot: int = 0) -> Page:
-        """For a process that nobody else writes for. MemoryError if the book is full."""
+        """For a process that nobody else writes for. OSError if the book is full."""
         for index, page in enumerate(self.pages()):
             if index not in self._taken and (page.head[Head.SOURCE], page.head[Head.SLOT]) == (source, slot):
                 break
@@ -132,7 +133,7 @@ class Book:
 
     def _page(self, index: int) -> Page:
         if index >= self._most:
-            raise MemoryError(f"all {self._most} pages of shared memory are taken")
+            raise OSError(errno.ENOMEM, f"all {self._most} pages of shared memory are taken")
         return Page(self._memory[index * ENTRY : (index + 1) * ENTRY], (self.fd, index))
 
 

@@ -86,8 +86,8 @@ class AdminServer(Server):
             reply(session, request_id, message["result"], "" if message["ok"] else message["error"])
             session.answered()
 
-    def stats_reply(self) -> StatsReply:
-        return self.clients.stats_reply()
+    def stats_reply(self, with_experts: bool) -> StatsReply:
+        return self.clients.stats_reply(with_experts)
 
     def refusal(self, sock: socket.socket, peer: Peer) -> ConnectionFault | None:
         """The socket's mode says the same, but modes can be changed."""

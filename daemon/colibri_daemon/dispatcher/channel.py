@@ -16,15 +16,18 @@ WRITE_BUFFERS = 64  # chunks in one writev
 
 
 class Outbox:
-    """The channels that got output in this loop turn. clock: monotonic seconds."""
+    """The channels that got output in this loop turn. clock: monotonic seconds. stir() is called when something comes
+    in or is to go out, on any of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
         self.loop, self.clock = loop, clock
+        self.stir: Callable[[], None] = _nothing
         self._marked: list[Channel] = []
 
     def add(self, channel: Channel) -> None:
         if not self._marked:
             self.loop.call_soon(self.flush)
+            self.stir()
         self._marked.append(channel)
 
     def flush(self) -> None:
@@ -37,6 +40,10 @@ class Outbox:
             if marked:  # one failed; the others must not wait for ever
                 self._marked += marked
                 self.loop.call_soon(self.flush)
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 class Owner(Protocol):
@@ -146,6 +153,7 @@ class Channel:
             return
         except OSError as e:
             return self._fail(e)
+        self._outbox.stir()
         if data:
             self._owner.received(data)
         else:

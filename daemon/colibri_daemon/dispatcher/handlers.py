@@ -90,8 +90,12 @@ def health(session: Session, request_id: int, _: Health) -> None:
     session.send(session.server.health.reply(), request_id)
 
 
-def stats(session: Session, request_id: int, _: Stats) -> None:
-    session.send(session.server.stats_reply(), request_id)
+def stats(session: Session, request_id: int, message: Stats) -> None:
+    reply = session.server.stats_reply(message.experts)
+    if len(reply.expert_tokens) > session.max_frame // 2:
+        raise InvalidMessage(Code.UNSUPPORTED, "this model's experts do not fit into a frame; raise max_frame",
+                             "experts", limit=session.max_frame)
+    session.send(reply, request_id)
 
 
 def bye(session: Session, _: int, __: Bye) -> None:

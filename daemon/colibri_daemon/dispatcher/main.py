@@ -15,13 +15,16 @@ import uvloop
 from colibri_protocol.limits import MAX_DEADLINE_MS
 
 from ..common import log
+from ..common.counters import Counters
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
-from ..common.pages import Field, Page, State
+from ..common.metrics import Source
+from ..common.pages import Book, Field, Page, State
 from ..common.settings import Settings
 from .admin import AdminServer, Levers
 from .channel import Outbox
 from .control import Control
+from .gauges import Gauges
 from .generation import Generation, Generations
 from .health import HealthBoard
 from .losses import Death
@@ -44,14 +47,16 @@ class Dispatcher:
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: socket.socket, admin: socket.socket,
                  control: socket.socket, page: Page, settings: Settings, facts: ModelFacts,
                  numbers: tuple[int, int] = (1, 1), timeouts: Timeouts = Timeouts(),  # noqa: B008
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, book: Book | None = None) -> None:
         self.finished: asyncio.Future[int] = loop.create_future()
         self._loop, self._page, self._clock = loop, page, clock
         self._outbox = Outbox(loop, clock)
-        self._stats, self.health = Stats(), HealthBoard(clock)
+        self._stats, self.health = Stats(Counters(page.counters, Source.DISPATCHER)), HealthBoard(clock)
         self.generations = Generations(self._outbox, clock, draw_seed, self._distrust, numbers, settings, facts)
         self.requests = Requests(loop, clock, self.generations, self._stats, self.health, self._wake)
-        self.server = Server(self._outbox, self.generations, self.requests, self._stats, self.health, timeouts)
+        self.server = Server(self._outbox, self.generations, self.requests, self._stats, self.health, timeouts, book)
+        self._gauges = Gauges(loop, self.server.show)
+        self._outbox.stir = self._gauges.stir
         self._control = Control(loop, control, {
             "worker": self._worker, "pool": self._pool, "dead": self._dead, "generation": self._generation,
             "serve": self._serve, "forget": self._forget, "state": self._state, "drain": self._drain,
@@ -171,6 +176,7 @@ class Dispatcher:
 
     def close(self) -> None:
         self._timer.cancel()
+        self._gauges.close()
         self.server.close()
         self.admin.close()
         self.requests.moves.close()
@@ -241,13 +247,14 @@ def draw_seed() -> int:
 
 
 def run(listener: socket.socket, admin: socket.socket, control: socket.socket, page: Page, settings: Settings,
-        facts: ModelFacts, generation: int = 1, pool: int = 1) -> int:  # fmt: skip
+        facts: ModelFacts, generation: int = 1, pool: int = 1, book: Book | None = None) -> int:  # fmt: skip
     """The life of the process; its exit code. listener, admin: bound and listening. generation, pool: the numbers of
-    those that serve at its birth. page: this process writes it."""
+    those that serve at its birth. page: this process writes it. book: everybody's pages."""
     allow_open_files()
     loop = uvloop.new_event_loop()
     loop.set_exception_handler(_report)
-    dispatcher = Dispatcher(loop, listener, admin, control, page, settings, facts, numbers=(generation, pool))
+    dispatcher = Dispatcher(loop, listener, admin, control, page, settings, facts, numbers=(generation, pool),
+                            book=book)
     loop.add_signal_handler(signal.SIGTERM, dispatcher.stop)
     try:
         return loop.run_until_complete(dispatcher.finished)

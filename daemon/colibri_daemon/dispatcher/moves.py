@@ -120,6 +120,27 @@ class Moves:
         if self._has_a_rest(stream):
             self._put_again(stream)
 
+    # ---- a worker has come -------------------------------------------------------------------------------------------
+
+    def spread(self, worker: Worker) -> None:
+        """Others keep their share of what they run, the rest moves to the worker that has come; if somebody waits, that
+        one fills it."""
+        generation = next((g for g in self._generations if worker in g.workers), None)
+        if generation is None or len(generation.queue):
+            return
+        hosts = [host for host in generation.workers if host.loaded]
+        share = -(-sum(len(host.running) for host in hosts) // len(hosts))
+        for host in hosts:
+            for stream in list(host.running.values())[share:]:
+                if not stream.is_leaving:
+                    self._move_on(stream)
+
+    def _move_on(self, stream: Stream) -> None:
+        """To another worker, in front of all who wait."""
+        assert stream.worker is not None  # it runs
+        stream.moving = True
+        stream.worker.say(ipc.PREEMPT, stream.key)
+
     # ---- another generation serves -----------------------------------------------------------------------------------
 
     def take_over(self, serving: Generation) -> None:
@@ -141,8 +162,7 @@ class Moves:
         if waits:
             self._put_again(stream)
         elif stream.worker is not None:
-            stream.moving = True
-            stream.worker.say(ipc.PREEMPT, stream.key)
+            self._move_on(stream)
 
     def give_up(self, generation: Generation) -> None:
         """It will never work again: whatever it still has to serve ends."""

@@ -13,6 +13,7 @@ from colibri_protocol.codec import tokens_frame
 from colibri_protocol.limits import SCORES_FRAME
 from colibri_protocol.messages import Scores, Usage
 
+from .stats import Stats
 from .streams import TOKEN, Match, Stream
 from .workers import Worker
 
@@ -34,13 +35,14 @@ class Ends(Protocol):
 
 
 class Relay:
-    def __init__(self, ends: Ends, clock: Callable[[], float]) -> None:
-        self._ends, self._clock = ends, clock
-        self.tokens_relayed = 0
+    def __init__(self, ends: Ends, clock: Callable[[], float], stats: Stats) -> None:
+        self._ends, self._clock, self._stats = ends, clock, stats
+        self._waited = stats.between_tokens.observe
 
     def step(self, worker: Worker, number: int, rows: list[Any]) -> None:
         """Rows as in ipc.py. Those of unknown keys are dropped."""
-        now, running, frame_of, relayed = self._clock(), worker.running, tokens_frame, 0
+        now, running, frame_of, relayed, frames = self._clock(), worker.running, tokens_frame, 0, 0
+        since, alike = now, 0  # rows of one step have mostly waited for the same time: observed together
         for key, ids, details in rows:
             stream = running.get(key)
             if stream is None:
@@ -60,10 +62,20 @@ class Relay:
                 stream.tokens += ids
                 stream.sent = index + count
                 stream.credit -= count
+                frames += 1
+                if stream.last_at == since:
+                    alike += 1
+                else:
+                    if alike:
+                        self._waited(now - since, alike)
+                    since, alike = stream.last_at, 1
                 stream.last_at = now
             else:
                 self._row(stream, ids, details or {}, number, now)
-        self.tokens_relayed += relayed
+        if alike:
+            self._waited(now - since, alike)
+        self._stats.tokens.add(relayed)
+        self._stats.token_frames.add(frames)
 
     def _row(self, stream: Stream, ids: bytes, details: dict[str, Any], step: int, now: float) -> None:
         """The long way."""
@@ -71,6 +83,8 @@ class Relay:
             stream.cached = min(details.get("cached", stream.cached), stream.prompt)
         if ids and stream.promised:
             self._ends.prefilled(stream)
+        if ids:
+            self._observe(stream, now)
         if not stream.first_at and (ids or "scores" in details):
             stream.first_at = now
         stream.last_at, stream.step = now, step
@@ -86,6 +100,13 @@ class Relay:
             stream.generated = details.get("generated", 0)
             self._ends.last_row(stream, details["finish"], details.get("match"), details.get("error"))
 
+    def _observe(self, stream: Stream, now: float) -> None:
+        """Tokens have come."""
+        if stream.first_at:
+            self._waited(now - stream.last_at)
+        else:
+            self._stats.first_token.observe(now - stream.arrived)
+
     def release(self, stream: Stream) -> None:
         """Sends what is there and credit allows."""
         if stream.session is None:
@@ -94,6 +115,7 @@ class Relay:
         most = _most(stream, stream.session.max_frame)
         while (count := min(stream.pending, stream.credit, most)) > 0:
             stream.session.channel.write(self._tokens(stream, count))
+            self._stats.token_frames.add(1)
         if stream.pending and not stream.credit:
             self._ends.starve(stream)
         stream.plain = (not stream.pending and stream.sent > stream.base and not stream.echo_usage

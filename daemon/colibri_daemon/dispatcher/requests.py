@@ -18,6 +18,7 @@ from colibri_protocol.limits import INITIAL_CREDIT
 from colibri_protocol.messages import Generate, Score, TokenCheck, TokenCheckReply
 
 from ..common import ipc, log
+from ..common.metrics import FINISHED
 from .admission import Admitted, Refused
 from .assigning import Assigning
 from .endings import draining, failure, kv_exhausted, log_end, no_answer, nobody_took_over, waited_too_long
@@ -30,7 +31,7 @@ from .pool_link import PoolLink
 from .pressure import Pressure
 from .queue import RequestQueue
 from .relay import Relay
-from .stats import FINISHED, Stats
+from .stats import Stats
 from .streams import TOKEN, UNLIMITED, Match, Phase, Stream
 from .workers import Worker
 
@@ -50,7 +51,7 @@ class Requests:
         self._generations, self._stats = generations, stats
         self.live: dict[int, Stream] = {}
         self._gate = Gate(health)
-        self._relay = Relay(self, clock)
+        self._relay = Relay(self, clock, stats)
         self._assigning = Assigning(generations, clock, lambda stream, error: self.end(stream, "error", error))
         self.moves = Moves(loop, clock, generations, stats, self, self._left, self._gate.poisoned)
         self._starved: set[Stream] = set()
@@ -93,10 +94,6 @@ class Requests:
     def running(self) -> int:
         return sum(len(worker.running) for worker in self._generations.workers())
 
-    @property
-    def tokens_relayed(self) -> int:
-        return self._relay.tokens_relayed
-
     # ---- what clients ask ------------------------------------------------------------------------------------------
 
     def generate(self, session: Session, request_id: int, message: Generate) -> None:
@@ -127,6 +124,8 @@ class Requests:
         if stream.forced is not None:
             return
         stream.forced = finish
+        if finish == "abort":
+            stream.cancelled = self._clock(), stream.doing
         if stream.worker is not None:
             stream.worker.say(ipc.CANCEL, stream.key, "deadline" if finish == "deadline" else "abort")
             self._arm(stream, max(ANSWER_SECONDS, ANSWER_STEPS * stream.worker.stall_ms / 1000))
@@ -256,6 +255,7 @@ class Requests:
 
     def worker_ready(self, worker: Worker) -> None:
         self._assigning.worker_ready(worker)
+        self.moves.spread(worker)
 
     def step(self, worker: Worker, number: int, rows: list[Any]) -> None:
         self._room_grew = False
@@ -353,6 +353,7 @@ class Requests:
         self._gate.left(stream.owner)
         self._stats.finished(finish, error)
         usage, times = stream.usage(), stream.times(now)
+        self._stats.ended(stream, usage, now)
         log_end(stream, finish, error, usage, times)
         if (session := stream.session) is None:
             return

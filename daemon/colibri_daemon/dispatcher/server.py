@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from array import array
 from collections import Counter
 from importlib.metadata import version
 
@@ -11,7 +12,8 @@ from colibri_protocol.codec import encode, error_message
 from colibri_protocol.errors import Code, ConnectionFault
 from colibri_protocol.messages import LimitInfo, Model, ModelInfo, StatsReply
 
-from ..common import log
+from ..common import experts, log
+from ..common.pages import Book
 from ..common.settings import Settings
 from .accept import Acceptor
 from .channel import Outbox
@@ -20,7 +22,7 @@ from .handlers import HANDLERS
 from .health import HealthBoard
 from .requests import Requests
 from .session import Peer, Session, Timeouts, groups_of, peer_of
-from .stats import Stats, report
+from .stats import Stats, report, show
 
 CONNECTION_RETRY_MS = 1000
 _log = log.get("server")
@@ -30,12 +32,14 @@ class Server:
     """What sessions and handlers need of the rest."""
 
     def __init__(self, outbox: Outbox, generations: Generations, requests: Requests, stats: Stats, health: HealthBoard,
-                 timeouts: Timeouts) -> None:
+                 timeouts: Timeouts, book: Book | None = None) -> None:
+        """book: where the workers count their experts' tokens; None: nobody does."""
         self.outbox, self.clock, self.timeouts = outbox, outbox.clock, timeouts
         self.requests, self.stats, self.health = requests, stats, health
         self.version = f"colibrid {version('colibri-daemon')}"
         self.generations, self.handlers = generations, HANDLERS
         self.sessions: set[Session] = set()
+        self._book = book
         self._per_uid: Counter[int] = Counter()
         self._opened = 0
         self._started = self.clock()
@@ -117,10 +121,17 @@ class Server:
     def limits_for(self, session: Session) -> LimitInfo:
         return LimitInfo(frame=session.max_frame, requests=session.max_requests)
 
-    def stats_reply(self) -> StatsReply:
-        return report(self.stats, self.requests, self.generations,
-                      [s.channel.buffered for s in self.sessions], sum(s.pausing for s in self.sessions),
-                      self.uptime)
+    def show(self) -> None:
+        """The gauges."""
+        show(self.stats, self.requests, self.generations, [s.channel.buffered for s in self.sessions],
+             sum(s.pausing for s in self.sessions))
+
+    def stats_reply(self, with_experts: bool) -> StatsReply:
+        self.show()
+        width, counts = (experts.tokens(self._book, self.generations.serving.facts.id)
+                         if with_experts and self._book is not None else (0, []))
+        return report(self.stats, self.requests, self.generations, len(self.sessions), self.uptime,
+                      (width, array("Q", counts).tobytes()))
 
     def _accepted(self, sock: socket.socket) -> None:
         peer = peer_of(sock)

@@ -123,6 +123,7 @@ class Session:
         try:
             if isinstance(message, InvalidMessage):
                 raise message
+            self.server.stats.add("frames_total", direction="in", type=message.NAME)
             self.server.handlers[type(message)](self, request_id, message)
         except InvalidMessage as e:
             self._refuse(e, request_id)
@@ -165,6 +166,7 @@ class Session:
             return
         try:
             self.channel.write(self.conn.send(message, request_id))
+            self.server.stats.add("frames_total", direction="out", type=message.NAME)
         except LocalError:  # a fault of ours, which must not hurt the caller: it may be serving other clients
             _log.exception("a message could not be sent", connection=self.number, type=type(message).__name__)
             self.drop()

@@ -1,16 +1,17 @@
-"""Counters and gauges of the dispatcher. One table declares them, under the names of the exported metrics without the
-colibri_ prefix; each combination of name and label value is one number in ``counts``, there from the start. Those of
-the KV pool come from its process, by the same names.
+"""What the dispatcher counts, in its page of shared memory; common/metrics.py declares it. STATS_REPLY has the KV
+pool's numbers too, which its process tells by the same names.
 """
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colibri_protocol.errors import Code, ProtocolError
-from colibri_protocol.messages import StatsReply
+from colibri_protocol.messages import StatsReply, Usage
+
+from ..common.counters import Counters
+from ..common.metrics import FINISHED, PROTOCOL_FAULTS, Kind
+from .streams import Stream
 
 if TYPE_CHECKING:
     from .generation import Generations
@@ -18,65 +19,24 @@ if TYPE_CHECKING:
     from .requests import Requests
     from .workers import Worker
 
-FINISHED = ("stop", "length", "abort", "deadline", "error")
-PROTOCOL_FAULTS = {
-    Code.PROTOCOL: "decode", Code.VERSION: "version", Code.FRAME_TOO_LARGE: "length", Code.READ_TIMEOUT: "timeout",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Metric:
-    """values: the closed set that the label takes; without a label there is one number."""
-
-    name: str
-    kind: str
-    help: str
-    label: str = ""
-    values: tuple[str, ...] = ("",)
-
-
-METRICS = (
-    Metric("requests_started_total", "counter", "Requests accepted; those finished and those live add up to it."),
-    Metric("request_success_total", "counter", "Requests that ended, by how.", "finished_reason", FINISHED),
-    Metric("request_errors_total", "counter", "ERROR messages sent.", "code", tuple(code.name for code in Code)),
-    Metric("admission_rejections_total", "counter", "Requests not accepted.", "reason",
-           ("queue_full", "queue_tokens", "peer_limit", "never_fits", "draining", "not_ready", "poisoned", "invalid")),
-    Metric("prompt_tokens_total", "counter", "Prompt tokens of accepted requests."),
-    Metric("generation_tokens_total", "counter", "Tokens that workers delivered."),
-    Metric("request_takeovers_total", "counter", "Requests that moved off a lost worker."),
-    Metric("poison_requests_total", "counter", "Requests that were proven to end their workers."),
-    Metric("num_preemptions_total", "counter", "Times that a request gave way to others and waited again."),
-    Metric("connections_total", "counter", "Connections by what became of them.", "result",
-           ("accepted", "refused_limit", "refused_auth", "emfile")),
-    Metric("protocol_errors_total", "counter", "Connections that broke the protocol.", "kind",
-           tuple(PROTOCOL_FAULTS.values())),
-    Metric("slow_reader_disconnects_total", "counter", "Connections closed because they did not read."),
-    Metric("num_requests_running", "gauge", "Requests in workers."),
-    Metric("num_requests_waiting", "gauge", "Requests in the queue."),
-    Metric("waiting_tokens", "gauge", "Tokens that they have to compute first."),
-    Metric("stall_bound_seconds", "gauge", "Longest time that a step is meant to take, of all workers; 0: not known."),
-    Metric("connections", "gauge", "Open now.", "state", ("active", "paused")),
-    Metric("output_buffer_bytes", "gauge", "Output that clients have not read yet."),
-)  # fmt: skip
-
-
-@functools.cache
-def key(name: str, label: str = "", value: str = "") -> str:
-    return f'{name}{{{label}="{value}"}}' if label else name
-
 
 class Stats:
-    """counts: by key()."""
+    """numbers(): all but histograms, as STATS_REPLY has them."""
 
-    def __init__(self) -> None:
-        self.counts: dict[str, float] = {key(m.name, m.label, v): 0 for m in METRICS for v in m.values}
-
-    def add(self, name: str, amount: float = 1, **label: str) -> None:
-        """KeyError for what the table does not declare."""
-        self.counts[key(name, *next(iter(label.items()), ()))] += amount
-
-    def set(self, name: str, amount: float, **label: str) -> None:
-        self.add(name, amount - self.counts[key(name, *next(iter(label.items()), ()))], **label)
+    def __init__(self, counters: Counters) -> None:
+        """counters: this process's, perhaps with what an earlier one has counted."""
+        self.add, self.set, self.get, self.numbers = counters.add, counters.set, counters.get, counters.numbers
+        self._histograms = {metric.name: counters.histogram(metric.name) for metric in counters.metrics
+                            if metric.kind is Kind.HISTOGRAM and not metric.labels}
+        self.first_token = self._histograms["time_to_first_token_seconds"]
+        self.between_tokens = self._histograms["inter_token_latency_seconds"]
+        self.tokens = counters.total("generation_tokens_total")
+        self.token_frames = counters.total("frames_total", direction="out", type="TOKENS")
+        self._cancels = {phase: counters.histogram("cancel_latency_seconds", phase=phase)
+                         for phase in ("queued", "prefill", "decode")}
+        ended = sum(self.get("request_success_total", finished_reason=reason) for reason in FINISHED)
+        lost = self.get("requests_started_total") - ended  # with the dispatcher that counted them
+        self.add("request_success_total", lost, finished_reason="error")
 
     def started(self, prompt_tokens: int) -> None:
         self.add("requests_started_total")
@@ -86,6 +46,26 @@ class Stats:
         self.add("request_success_total", finished_reason=finish)
         if error is not None:
             self.add("request_errors_total", code=error.code.name)
+
+    def ended(self, stream: Stream, usage: Usage, now: float) -> None:
+        """A request that was live, with what it used. Phases that it did not reach say nothing."""
+        seen = {"e2e_request_latency_seconds": now - stream.arrived, "request_prompt_tokens": usage.prompt,
+                "request_cached_tokens": usage.cached}  # fmt: skip
+        if not stream.is_score:
+            seen |= {"request_generation_tokens": usage.generated, "request_params_max_tokens": stream.job.max_tokens}
+        if stream.assigned_at:
+            seen["request_queue_time_seconds"] = stream.assigned_at - stream.arrived
+        if stream.first_at:
+            seen |= {"request_prefill_time_seconds": stream.first_at - stream.assigned_at,
+                     "request_decode_time_seconds": stream.last_at - stream.first_at,
+                     "request_inference_time_seconds": stream.last_at - stream.assigned_at}  # fmt: skip
+            if (more := usage.generated - stream.base - 1) > 0:
+                seen["request_time_per_output_token_seconds"] = (stream.last_at - stream.first_at) / more
+        for name, value in seen.items():
+            self._histograms[name].observe(value)
+        if stream.cancelled is not None:
+            at, phase = stream.cancelled
+            self._cancels[phase].observe(now - at)
 
     def refused(self, error: ProtocolError) -> None:
         """A request was not accepted."""
@@ -100,23 +80,29 @@ class Stats:
             self.add("protocol_errors_total", kind=PROTOCOL_FAULTS[error.code])
 
 
-def report(stats: Stats, requests: Requests, generations: Generations, unread: list[int], paused: int,
-           uptime: float) -> StatsReply:
-    """STATS_REPLY. unread: bytes of output waiting per connection; paused: connections whose requests are kept back."""
+def show(stats: Stats, requests: Requests, generations: Generations, unread: list[int], paused: int) -> None:
+    """Sets the gauges. unread: bytes of output waiting per connection; paused: connections whose requests are kept
+    back."""
     for name, value in (
         ("num_requests_running", requests.running), ("num_requests_waiting", requests.waiting),
         ("waiting_tokens", requests.waiting_tokens), ("output_buffer_bytes", sum(unread)),
-        ("generation_tokens_total", requests.tokens_relayed),
         ("stall_bound_seconds", max((w.stall_ms / 1000 for g in generations for w in g.workers), default=0)),
     ):  # fmt: skip
         stats.set(name, value)
-    pool = generations.serving.pool
     stats.set("connections", len(unread) - paused, state="active")
     stats.set("connections", paused, state="paused")
+
+
+def report(stats: Stats, requests: Requests, generations: Generations, connections: int, uptime: float,
+           experts: tuple[int, bytes]) -> StatsReply:  # fmt: skip
+    """STATS_REPLY, with the gauges as they are shown. experts: of a layer, and the tokens of each; (0, nothing) if that
+    was not asked for."""
+    pool, (width, tokens) = generations.serving.pool, experts
     return StatsReply(
         uptime_s=uptime, running=requests.running, waiting=requests.waiting, waiting_tokens=requests.waiting_tokens,
-        connections=len(unread), kv_slabs=slabs_by_state(pool), counters=stats.counts | pool.counters,
+        connections=connections, kv_slabs=slabs_by_state(pool), counters=stats.numbers() | pool.counters,
         workers=tuple(per_worker(worker, g.pool) for g in generations for worker in g.workers),
+        experts=width, expert_tokens=tokens,
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ class Stream:
     so that any worker can go on from it."""
 
     __slots__ = (
-        "arrived", "asked_seed", "assigned_at", "attempt", "base", "cached", "charged", "connection", "cost", "credit",
+        "arrived", "asked_seed", "assigned_at", "attempt", "base", "cached", "cancelled", "charged",
+        "connection", "cost", "credit",
         "deadline", "displaced", "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "generation",
         "held", "id", "job", "key", "last_at", "leaving", "length", "lost", "mark", "match", "moving", "origin",
         "owner", "paused", "phase", "plain", "preemptions", "priority", "promised", "prompt", "scored", "sent",
@@ -125,15 +126,28 @@ class Stream:
         self.match: Match = None
         self.forced: str | None = None  # finish that was asked for: abort, deadline or draining
         self.finish = ""  # finish that was computed, while HELD
+        self.cancelled: tuple[float, str] | None = None  # when its client did not want it any more, and its doing then
 
     @property
     def is_score(self) -> bool:
         return self.job.score_from is not None
 
     @property
+    def is_leaving(self) -> bool:
+        """Its worker, for whatever reason; or it is to be left where it is, being under suspicion."""
+        return self.moving or self.leaving is not None or self.forced is not None or self.struck_at is not None
+
+    @property
     def progress(self) -> int:
         """Grows with everything a worker delivers."""
         return len(self.tokens) // TOKEN + self.scored
+
+    @property
+    def doing(self) -> str:
+        """queued, prefill or decode."""
+        if self.worker is None:
+            return "queued"
+        return "decode" if self.first_at else "prefill"
 
     @property
     def pending(self) -> int:

@@ -29,6 +29,7 @@ class Exporter:
     def __init__(self, loop: asyncio.AbstractEventLoop, control: socket.socket, page: Page, book: Book,
                  supervisor: int) -> None:
         self.finished: asyncio.Future[int] = loop.create_future()
+        self._informed = asyncio.Event()  # of what there is; before, series would be missing
         self._loop, self._control, self._page = loop, control, page
         self.service, self._imbalance = Service(time.monotonic), Imbalance(book)
         self._scrape = Scrape(book, self.service, self._imbalance, supervisor)
@@ -37,6 +38,18 @@ class Exporter:
         control.setblocking(False)
         loop.add_reader(control.fileno(), self._hear)
         self._timer = loop.call_soon(self._tick)
+
+    async def serve(self, listener: socket.socket) -> int:
+        """Until finished; the exit code. Whoever connects too early waits in the listener's queue."""
+        await self._informed.wait()
+        server = await self._loop.create_server(self.http.connection, sock=listener)
+        self._page[Field.STATE] = State.READY
+        ipc.send_control(self._control, {"t": "ready"})
+        try:
+            return await self.finished
+        finally:
+            self._page[Field.STATE] = State.STOPPING
+            server.close()
 
     def stop(self) -> None:
         self._finish(Exit.STOPPED)
@@ -49,6 +62,7 @@ class Exporter:
     def _finish(self, code: Exit) -> None:
         if not self.finished.done():
             self.finished.set_result(int(code))
+        self._informed.set()
 
     # ---- what is asked ----
 
@@ -80,6 +94,7 @@ class Exporter:
         match message:
             case {"t": "state"}:
                 self.service.update(message)
+                self._informed.set()
             case {"t": "log_level", "level": level}:
                 log.set_level(level)
         for fd in fds:
@@ -104,13 +119,8 @@ def run(listener: socket.socket, control: socket.socket, page: Page, settings: S
     loop = asyncio.new_event_loop()
     exporter = Exporter(loop, control, page, book, os.getppid())
     loop.add_signal_handler(signal.SIGTERM, exporter.stop)
-    server = loop.run_until_complete(loop.create_server(exporter.http.connection, sock=listener))
-    page[Field.STATE] = State.READY
-    ipc.send_control(control, {"t": "ready"})
     try:
-        return loop.run_until_complete(exporter.finished)
+        return loop.run_until_complete(exporter.serve(listener))
     finally:
-        page[Field.STATE] = State.STOPPING
-        server.close()
         exporter.close()
         loop.close()

@@ -13,19 +13,17 @@ import zlib
 from dataclasses import dataclass
 from hashlib import sha256
 
-from .counters import COUNTERS_BYTES
 from .messages import MASK_BYTES, TOKEN
 
 MAGIC = b"ColibrKV"
-VERSION = 2
+VERSION = 3
 COMMITTED, QUARANTINED = b"cmtd", b"quar"  # the states in which the contents must be remembered
 _NONE = bytes(4)
 _HEADER = struct.Struct("<II32sI")  # slabs, T, identity, version; then MAGIC
-_COUNTERS_AT = 64
 _BODY = struct.Struct(f"<32s32sQQIIdB{MASK_BYTES}s")  # as in Entry; then tokens, checksum, state
 _SUM = struct.Struct("<I")
 _ALIGN = 64
-_HEADER_SPACE = -(-(_COUNTERS_AT + COUNTERS_BYTES) // _ALIGN) * _ALIGN
+_HEADER_SPACE = _ALIGN
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +75,10 @@ class Journal:
         """Erases all. The header becomes valid last."""
         end = len(self._header)
         self._memory[end : end + len(MAGIC)] = bytes(len(MAGIC))
-        self.counters = bytes(COUNTERS_BYTES)
         for slab in range(self._slabs):
             self.erase(slab)
         self._memory[:end] = self._header
         self._memory[end : end + len(MAGIC)] = MAGIC
-
-    @property
-    def counters(self) -> bytes:
-        """Counters.pack() of this or the last process; zeros at first."""
-        return bytes(self._memory[_COUNTERS_AT : _COUNTERS_AT + COUNTERS_BYTES])
-
-    @counters.setter
-    def counters(self, packed: bytes) -> None:
-        self._memory[_COUNTERS_AT : _COUNTERS_AT + COUNTERS_BYTES] = packed
 
     def load(self) -> list[Entry]:
         """All valid records, by slab; none if the journal is not ours."""

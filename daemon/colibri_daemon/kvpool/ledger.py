@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .counters import Counters
+from ..common.counters import Counters
 from .journal import Entry, Journal
 from .policies import POLICIES
 from .prefix import Node, PrefixIndex
@@ -16,8 +16,12 @@ GHOSTS_PER_SLAB = 4  # nodes without a slab: 0.5 kB each, and T tokens
 
 class Ledger:
     def __init__(self, slabs: int, slab_tokens: int, policy: str, identity: bytes, journal: Journal | None,
-                 hash_bits: int, ghosts: int | None) -> None:  # fmt: skip
-        self.slab_tokens, self.policy, self.counters = slab_tokens, policy, Counters()
+                 hash_bits: int, ghosts: int | None, counters: Counters) -> None:  # fmt: skip
+        self.slab_tokens, self.policy, self.counters = slab_tokens, policy, counters
+        self._lifetime = counters.histogram("kv_block_lifetime_seconds")
+        self._idle = counters.histogram("kv_block_idle_before_evict_seconds")
+        self._reuse = counters.histogram("kv_block_reuse_gap_seconds")
+        self._now = 0.0  # when a slab was last taken or let go
         self.table = SlabTable(slabs, POLICIES[policy])
         most_ghosts = GHOSTS_PER_SLAB * slabs if ghosts is None else ghosts
         self.index = PrefixIndex(identity, slab_tokens, hash_bits, most_ghosts, self.counters)
@@ -33,8 +37,8 @@ class Ledger:
             slab = table.next_free()
         elif table.counts[State.CACHED]:
             slab = table.worst()
-            self.free(slab)
-            self.counters.kv_evictions[self.policy] += 1
+            self._evict(slab)
+            self.counters.add("kv_evictions_total", reason=self.policy)
         else:
             slab = table[next(iter(table.withheld))]
         self.lease_this(worker, slab)
@@ -52,25 +56,24 @@ class Ledger:
         self.table.move(slab, state)
         return slab
 
-    def save_counters(self) -> None:
-        self.journal.counters = self.counters.pack()
-
     # ---- holds -------------------------------------------------------------------------------------------------------
 
     def take(self, sequence: Sequence, ordinal: int, slab: Slab, now: float) -> None:
         """The sequence holds the slab, which is not leased."""
+        if slab.state is State.CACHED:
+            self._reuse.observe(now - slab.last_use)
         if slab.state is not State.COMMITTED:
             self.table.move(slab, State.COMMITTED)
         sequence.slabs[ordinal] = slab.number
         slab.holders += 1
         slab.uses += 1
-        slab.last_use = now
+        slab.last_use = self._now = now
 
     def let_go(self, number: int, now: float) -> None:
         """One hold less, taken out of its sequence before. A slab without any is cached if an attach could find it."""
         slab = self.table[number]
         slab.holders -= 1
-        slab.last_use = now
+        slab.last_use = self._now = now
         if not slab.holders:
             self.settle(slab, now)
 
@@ -125,10 +128,16 @@ class Ledger:
         """Cached ones; how many."""
         count = 0
         for slab in slabs:
-            self.free(slab)
+            self._evict(slab)
             count += 1
-        self.counters.kv_evictions[reason] += count
+        self.counters.add("kv_evictions_total", count, reason=reason)
         return count
+
+    def _evict(self, slab: Slab) -> None:
+        """A cached one."""
+        self._lifetime.observe(max(0.0, self._now - slab.committed))
+        self._idle.observe(max(0.0, self._now - slab.last_use))
+        self.free(slab)
 
     def disown(self, slab: Slab) -> None:
         """Nothing is known of its contents any more; who holds it still does."""

@@ -16,9 +16,11 @@ from typing import Any
 
 from ..common import ipc, log
 from ..common.arena import Arena
+from ..common.counters import Counters
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
 from ..common.link import Link
+from ..common.metrics import Source
 from ..common.pages import Field, Page, State
 from ..common.settings import Settings
 from .journal import Journal
@@ -51,7 +53,7 @@ def run(control: socket.socket, page: Page, settings: Settings, facts: ModelFact
     begun = time.monotonic()
     book = Journal(memory, arena.slabs, arena.slab_tokens, identity(facts))
     pool = Pool(arena.slabs, arena.slab_tokens, settings.kv_eviction, identity(facts), book, workers, begun,
-                usable=usable)  # fmt: skip
+                usable=usable, counters=Counters(page.counters, Source.KVPOOL))  # fmt: skip
     _log.info("pool ready", **pool.counts(), settling=len(workers), ms=round(1000 * (time.monotonic() - begun), 1))
     server = Server(pool, arena.geometry, begun, settings.hang_seconds)
     if (fault := peers.get("fault")) is not None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from ..common.counters import Counters
+from ..common.metrics import Source
 from . import recovery
-from .counters import Counters
 from .journal import Journal
 from .ledger import Ledger
 from .messages import TOKEN, U32, U64, Attached, Committed, Held, PeerFault, Request, Waiting, WorkerId, whole
@@ -41,8 +42,10 @@ class Pool:
 
     def __init__(self, slabs: int, slab_tokens: int, policy: str, identity: bytes, journal: Journal | None = None,
                  workers: Collection[WorkerId] = (), now: float = 0.0, hash_bits: int = HASH_BITS,
-                 ghosts: int | None = None, usable: int | None = None) -> None:  # fmt: skip
-        self.ledger = Ledger(slabs, slab_tokens, policy, identity, journal, hash_bits, ghosts)
+                 ghosts: int | None = None, usable: int | None = None,
+                 counters: Counters | None = None) -> None:  # fmt: skip
+        self.ledger = Ledger(slabs, slab_tokens, policy, identity, journal, hash_bits, ghosts,
+                             counters or Counters.private(Source.KVPOOL))
         self.pending = Pending(slab_tokens)
         self.workers: dict[WorkerId, Worker] = {}
         self.latest: dict[int, Sequence] = {}  # by key: whom an attach of this key takes over from
@@ -132,7 +135,7 @@ class Pool:
             for ordinal in [o for o, held in sequence.slabs.items() if held == number]:
                 del sequence.slabs[ordinal]
         self.ledger.quarantine(self.ledger.table[number])
-        self.counters.kv_quarantined += 1
+        self.counters.add("kv_quarantined_total")
 
     def to_verify(self, worker: WorkerId) -> list[tuple[int, int | None]]:
         """(slab, CRC) of all that the worker's requests hold, after suspect(): to be checked once. None: not to be used
@@ -184,7 +187,7 @@ class Pool:
             return
         sequence.dropped = True
         if sequence.worker is None:
-            self.counters.kv_leases_reclaimed["abort"] += len(sequence.slabs)
+            self.counters.add("kv_leases_reclaimed_total", len(sequence.slabs), reason="abort")
             self._end(sequence, now)
 
     def dispatcher_dead(self, now: float) -> None:
@@ -260,9 +263,9 @@ class Pool:
         sequence.to_check = [number for _, number, crc in seen if crc is not None]
         self.enlist(sequence, now)
         if request.use:
-            self.counters.prefix_cache_queries += len(request.tokens) // TOKEN
-            self.counters.prefix_cache_hits += hit.count * ledger.slab_tokens
-            self.counters.prefix_cache_rejects["hole"] += hit.has_hole
+            self.counters.add("prefix_cache_queries_total", len(request.tokens) // TOKEN)
+            self.counters.add("prefix_cache_hits_total", hit.count * ledger.slab_tokens)
+            self.counters.add("prefix_cache_rejects_total", hit.has_hole, reason="hole")
         return Attached(waiter.worker, waiter.key, hit.count * ledger.slab_tokens, seen)
 
     def enlist(self, sequence: Sequence, now: float) -> None:
@@ -327,7 +330,7 @@ class Pool:
         for number in [sequence.slabs.pop(o) for o in gone]:
             self.ledger.let_go(number, now)
         sequence.given_back = max(sequence.given_back, hidden.stop)
-        self.counters.kv_evictions["window"] += len(gone)
+        self.counters.add("kv_evictions_total", len(gone), reason="window")
         return gone
 
     # ---- ends --------------------------------------------------------------------------------------------------------
@@ -345,7 +348,7 @@ class Pool:
         """Returns whom its requests let wait."""
         for number in list(worker.leased):
             self.ledger.end_lease(worker, number, State.FREE)
-            self.counters.kv_leases_reclaimed["worker_death"] += 1
+            self.counters.add("kv_leases_reclaimed_total", reason="worker_death")
         for waiter in list(worker.waiters.values()):
             assert waiter.owner is not None
             del waiter.owner.waiters[waiter]

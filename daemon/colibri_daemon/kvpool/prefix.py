@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from hashlib import sha256
 
+from ..common.counters import Counters
 from ..common.kv import OWNER_BYTES
-from .counters import Counters
 from .messages import FULL_MASK, TOKEN
 
 HASH_BITS = 256
@@ -106,7 +106,8 @@ class PrefixIndex:
         return sha256(parent.hash + mask + tokens).digest()[: self._cut_at]
 
     def _reject(self, found: Node) -> None:
-        self._counters.prefix_cache_rejects["stale" if _is_stale(found) else "token_mismatch"] += 1
+        reason = "stale" if _is_stale(found) else "token_mismatch"
+        self._counters.add("prefix_cache_rejects_total", reason=reason)
 
     # ---- growing -----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ def load(ledger: Ledger, now: float) -> None:
     """Slabs that an attach can find are cached. The others are committed without a holder until settle()."""
     if not ledger.journal.is_ours():
         ledger.journal.format()
-    ledger.counters.restore(ledger.journal.counters)
     nodes: dict[int, Node] = {}
     for entry in sorted(ledger.journal.load(), key=lambda entry: entry.ordinal):  # parents first
         slab = ledger.table[entry.slab]

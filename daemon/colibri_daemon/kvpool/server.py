@@ -18,7 +18,7 @@ from typing import Any
 from ..common import log, pool_ipc
 from .messages import U32, Attached, PeerFault, Request, WorkerId, whole
 from .pool import Pool
-from .stats import stats
+from .stats import Calls, show, stats
 from .withheld import give_up, grow, held
 
 Peer = WorkerId | None  # None: the dispatcher
@@ -35,7 +35,7 @@ class Server:
 
     def __init__(self, pool: Pool, geometry: dict[str, Any], now: float, settle_seconds: float) -> None:
         """settle_seconds: how long a worker of the pool's former life may take to declare what it has."""
-        self.pool, self._geometry = pool, geometry
+        self.pool, self._geometry, self._calls = pool, geometry, Calls(pool.counters)
         self.out: list[tuple[Peer, list[Any]]] = []
         self.orders: list[dict[str, Any]] = []
         self._heard: set[Peer] = set()  # introduced, and in good standing
@@ -64,7 +64,10 @@ class Server:
             return
         try:
             handler, fields = _handler(_OF_DISPATCHER if peer is None else _OF_WORKER, message)
-            handler(self, peer, now, *fields)
+            if (op := _TIMED.get(message[0])) is not None:
+                self._calls.timed(op, handler, self, peer, now, *fields)
+            else:
+                handler(self, peer, now, *fields)
             self._changed = True
         except PeerFault as e:
             self.refuse(peer, str(e))
@@ -74,6 +77,7 @@ class Server:
         self._heard.discard(peer)
         self._wanted.pop(peer, 0) if peer is not None else None
         self._late.pop(peer, None)
+        self.pool.counters.add("kv_invariant_violations_total", kind="peer")
         slot, epoch = peer or (0, 0)
         kind = "dispatcher" if peer is None else "worker"
         _log.error("a peer broke the pool's protocol", kind=kind, slot=slot, epoch=epoch, reason=reason)
@@ -146,6 +150,7 @@ class Server:
         if None in self._heard and not self.pool.settling:  # before, the numbers mean nothing
             self._tell_shortage()
             self._tell_stats(now)
+        show(self.pool)
         return unused
 
     def _attach_all(self, now: float) -> None:
@@ -162,7 +167,7 @@ class Server:
                 self._attaches.append((worker, key, request))
                 continue
             try:
-                answer = self.pool.attach(worker, key, request, now)
+                answer = self._calls.timed("attach", self.pool.attach, worker, key, request, now)
             except PeerFault as e:
                 self.refuse(worker, str(e))
                 continue
@@ -174,7 +179,7 @@ class Server:
         waiting = sorted(self._wanted, key=self._wanted.__getitem__)
         for index, worker in enumerate(waiting):
             share = -(-self.pool.available // (len(waiting) - index))
-            slabs = self.pool.alloc(worker, min(share, self._wanted[worker]))
+            slabs = self._calls.timed("alloc", self.pool.alloc, worker, min(share, self._wanted[worker]))
             self._wanted[worker] -= len(slabs)
             if not self._wanted[worker]:
                 del self._wanted[worker]
@@ -194,7 +199,6 @@ class Server:
         if not self._changed or now < self._stats_from:
             return
         current, self._changed = stats(self.pool), False
-        self.pool.ledger.save_counters()  # before anybody is told: they must not seem to fall
         if current != self._told:
             self._told, self._stats_from = current, now + STATS_SECONDS
             self.out.append((None, [pool_ipc.STATS, current]))
@@ -274,6 +278,9 @@ _OF_DISPATCHER: dict[int, tuple[Handler, int]] = {
     pool_ipc.LOOKUP: (Server._lookup, 2),
     pool_ipc.EVICT: (Server._evict, 2),
 }
+
+
+_TIMED = {pool_ipc.COMMIT: "commit", pool_ipc.RELEASE: "release", pool_ipc.LOOKUP: "lookup"}
 
 
 def _handler(table: dict[int, tuple[Handler, int]], message: Any) -> tuple[Handler, list[Any]]:

@@ -19,7 +19,7 @@ class Census:
         self._slots: dict[int, Counters] = {}
 
     def page(self, source: Source, slot: int = 0) -> Page:
-        """For a new child; MemoryError if there are too many."""
+        """For a new child; OSError if there are too many."""
         if source is Source.WORKER and slot not in self._slots:
             self._slots[slot] = Counters(self._book.take(Source.SLOT.value, slot).counters, Source.SLOT)
         return self._book.take(source.value, slot)

@@ -35,8 +35,9 @@ class Goal(IntEnum):
 
 class Child:
     """One slot. told: the fields of its "ready" message. reason: of its "failed" message. stalled: seconds without
-    progress. epoch: tells processes apart, as drawn from ``epochs`` at each start. fresh: it is started as another
-    interpreter, with the package as it is installed then. replaced: we have ended the process to have another one."""
+    progress. started: when the process was. epoch: tells processes apart, as drawn from ``epochs`` at each start.
+    fresh: it is started as another interpreter, with the package as it is installed then. replaced: we have ended the
+    process to have another one."""
 
     def __init__(self, role: Role, page: Page, epochs: Iterator[int], fresh: bool) -> None:
         self.role, self.page, self.fresh = role, page, fresh
@@ -46,6 +47,7 @@ class Child:
         self.process: Process | None = None
         self.control: socket.socket | None = None
         self.epoch = 0
+        self.started = 0.0
         self.told: dict[str, Any] = {}
         self.reason = ""
         self.stalled = 0.0
@@ -78,7 +80,7 @@ class Child:
 
     # ---- the process ----
 
-    def start(self, now: float, settings: Settings, facts: ModelFacts, first: tuple[socket.socket, ...] = (),
+    def start(self, now: float, settings: Settings, facts: ModelFacts | None, first: tuple[socket.socket, ...] = (),
               last: tuple[object, ...] = (), fds: tuple[int, ...] = ()) -> None:  # fmt: skip
         """Starts a process. The role's arguments are (*first, control, page, settings, facts, *last); it keeps the
         sockets of ``first`` and the descriptors ``fds``. OSError if the system has no room."""
@@ -94,6 +96,7 @@ class Child:
         finally:
             theirs.close()
         self.control, self._watch, self.told, self.reason = ours, Watch(now), {}, ""
+        self.started = now
         self.replaced = False
         self.epoch = next(self._epochs)
 
@@ -115,6 +118,7 @@ class Child:
         death = self.process.reap() if self.process else None
         if death is not None:
             self.process, self.resident, self.stalled = None, 0, 0.0
+            self.page.clear_gauges()
             self.hang_up()
         return death
 

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from ..common import ipc, log
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
-from ..common.pages import make_pages
+from ..common.metrics import Source
+from ..common.pages import Book
 from ..common.settings import Settings
 from . import links
+from .census import Census
 from .children import Child, Goal, Worker
 from .deaths import is_fault
+from .exporter import Exporter
 from .generation import RETIRED_SECONDS, Dispatcher, Generation, Pool
 from .kv_memory import KvMemory
 from .roles import Roles
@@ -32,9 +35,11 @@ MOST_EMPTYING = 2  # old generations with live requests; a further reload waits
 
 class Fleet:
     """serving: what new requests go to, once the model is known. coming: not yet. emptying: live requests are left.
-    leaving: its workers end. version: of the package that this process runs."""
+    leaving: its workers end. version: of the package that this process runs. exporter: the metrics process, if metrics
+    are wanted; it begins at once."""
 
-    def __init__(self, roles: Roles, listener: Listener, admin: Listener) -> None:
+    def __init__(self, roles: Roles, listener: Listener, admin: Listener, metrics: Listener | None,
+                 settings: Settings) -> None:  # fmt: skip
         self.serving: Generation | None = None
         self.coming: Generation | None = None
         self.emptying: list[Generation] = []
@@ -44,6 +49,11 @@ class Fleet:
         self._look_due = 0.0
         self._roles, self._listener, self._admin = roles, listener, admin
         self._log = log.get("fleet")
+        self._book = Book.make()
+        self.census = Census(self._book)
+        self.exporter = metrics and Exporter(roles.metrics, self._book, metrics, settings, self.version)
+        if self.exporter:
+            self.exporter.aim(Goal.RUN)
         self._generations, self._pool_numbers = itertools.count(1), itertools.count(1)
         self._worker_epochs: defaultdict[int, Iterator[int]] = defaultdict(lambda: itertools.count(1))
         self._pool_epochs, self._dispatcher_epochs = itertools.count(1), itertools.count(1)
@@ -70,7 +80,8 @@ class Fleet:
     @property
     def children(self) -> list[Child]:
         """In the order of their start."""
-        return [*self.pools, *self.dispatchers, *self.workers]
+        exporters = [self.exporter] if self.exporter else []
+        return [*exporters, *self.pools, *self.dispatchers, *self.workers]
 
     def of(self, worker: Worker) -> Generation:
         return next(generation for generation in self.generations if generation.number == worker.generation)
@@ -110,19 +121,21 @@ class Fleet:
         pool = pool or self._new_pool(settings, facts, fresh)
         dispatcher = self._new_dispatcher(fresh, version) if renewed else self.dispatcher
         number = next(self._generations)
-        workers = [Worker(self._roles.worker, page, self._worker_epochs[slot], fresh, slot, number)
-                   for slot, page in enumerate(make_pages(settings.workers))]
+        workers = [Worker(self._roles.worker, self.census.page(Source.WORKER, slot), self._worker_epochs[slot], fresh,
+                          slot, number) for slot in range(settings.workers)]
         return Generation(number, settings, facts, weights, pool, dispatcher, workers)
 
     def _new_pool(self, settings: Settings, facts: ModelFacts, fresh: bool) -> Pool:
         memory = KvMemory.make(settings, facts, self._taken())
-        pool = Pool(self._roles.kvpool, make_pages(1)[0], self._pool_epochs, fresh, next(self._pool_numbers), memory,
-                    settings, facts, self._taken())  # fmt: skip
+        page = self.census.page(Source.KVPOOL)
+        pool = Pool(self._roles.kvpool, page, self._pool_epochs, fresh, next(self._pool_numbers), memory, settings,
+                    facts, self._taken())  # fmt: skip
         self.pools.append(pool)
         return pool
 
     def _new_dispatcher(self, fresh: bool, version: str) -> Dispatcher:
-        return Dispatcher(self._roles.dispatcher, make_pages(1)[0], self._dispatcher_epochs, fresh, version)
+        page = self.census.page(Source.DISPATCHER)
+        return Dispatcher(self._roles.dispatcher, page, self._dispatcher_epochs, fresh, version)
 
     def _taken(self, but: Pool | None = None) -> int:
         """Bytes of all arenas but one."""
@@ -140,6 +153,8 @@ class Fleet:
             self._launch_dispatcher(child, now)
         elif isinstance(child, Worker):
             self._launch_worker(child, self.of(child), now)
+        elif isinstance(child, Exporter):
+            child.launch(now)
 
     def _launch_dispatcher(self, dispatcher: Dispatcher, now: float) -> None:
         """It is born with what is to serve new requests."""
@@ -147,7 +162,7 @@ class Fleet:
         assert leads is not None
         dispatcher.drained = False
         dispatcher.start(now, leads.settings, leads.facts, first=(self._listener.sock, self._admin.sock),
-                         last=(leads.number, leads.pool.number))
+                         last=(leads.number, leads.pool.number, self._book))
         coming = self.coming
         others = [coming] if coming and coming is not leads and coming.dispatcher is dispatcher else []
         links.dispatcher_started(dispatcher, leads, others)
@@ -197,6 +212,8 @@ class Fleet:
             self.dispatcher.retires = now + RETIRED_SECONDS
             self.retired.append(self.dispatcher)
             self.dispatcher = new.dispatcher
+            if self.exporter:
+                self.exporter.follow(new.dispatcher.version)
         else:
             self.dispatcher.tell({"t": "serve", "generation": new.number})
         if old.pool is not new.pool:
@@ -222,6 +239,7 @@ class Fleet:
                 dispatcher.aim(Goal.STOP)
             if not dispatcher.life.running:
                 self.retired.remove(dispatcher)
+                self.census.gone(dispatcher)
         for generation in list(self.emptying):
             if generation.empty or generation.lost or generation.dispatcher not in self.dispatchers:
                 self.emptying.remove(generation)
@@ -239,6 +257,8 @@ class Fleet:
 
     def _forget(self, generation: Generation) -> None:
         self.leaving.remove(generation)
+        for worker in generation.workers:
+            self.census.gone(worker)
         generation.weights.close()
         if generation.dispatcher is self.dispatcher:
             self.dispatcher.tell({"t": "forget", "generation": generation.number})
@@ -248,6 +268,7 @@ class Fleet:
         pool.aim(Goal.KILL)
         if not pool.life.running:
             self.pools.remove(pool)
+            self.census.gone(pool)
             pool.memory.close()
             self.share()
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from ..common.arena import Arena
 from ..common.facts import ModelFacts
-from ..common.pages import Page
+from ..common.pages import Book, Page
 from ..common.settings import Settings
 from .roles import Role
 
@@ -36,16 +36,11 @@ def _socket(fd: int) -> socket.socket:
     return sock
 
 
-def _page(place: tuple[int, int]) -> Page:
-    page = Page.open(*place)
-    os.close(place[0])  # the mapping is enough
-    return page
-
-
 # kind → (type, to JSON, from JSON)
 _KINDS: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "socket": (socket.socket, lambda sock: sock.fileno(), _socket),
-    "page": (Page, lambda page: page.place, _page),
+    "page": (Page, lambda page: page.place, lambda place: Page.open(*place)),
+    "book": (Book, lambda book: book.fd, Book),
     "settings": (Settings, Settings.to_json, Settings.from_json),
     "facts": (ModelFacts, ModelFacts.to_wire, ModelFacts.from_wire),
     "arena": (Arena, asdict, lambda body: Arena(**body)),
@@ -84,6 +79,8 @@ class Birth:
             file.seek(0)
             body = json.load(file)
         arguments = tuple(_KINDS[kind][2](value) for kind, value in body["arguments"])
+        for memory in set(pages_of(arguments)):  # the mapping is enough
+            os.close(memory)
         return cls(Role(**body["role"]), Settings.from_json(body["settings"]), body["fault"], arguments)
 
 
@@ -100,5 +97,9 @@ def _encoded(argument: object) -> tuple[str, Any]:
 
 
 def pages_of(arguments: tuple[object, ...]) -> Iterator[int]:
-    """The descriptors of pages, which a forked child would not need."""
-    return (argument.place[0] for argument in arguments if isinstance(argument, Page))
+    """The descriptors of pages and books, which a forked child would not need."""
+    for argument in arguments:
+        if isinstance(argument, Page):
+            yield argument.place[0]
+        elif isinstance(argument, Book):
+            yield argument.fd

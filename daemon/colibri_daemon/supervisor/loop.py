@@ -1,9 +1,9 @@
 """The supervisor: one thread, one loop, in a fixed order: signals, messages and deaths, liveness, reload, top up,
 publish.
 
-It never computes, never waits for a child or a client, and writes no shared memory but the page of a slot that has no
-process. What happens to a child is decided by lifecycle.py, the course of a reload by reload.py, what clients are told
-by health.py.
+It never computes, never waits for a child or a client, and writes no shared memory but its own pages and that of a slot
+that has no process. What happens to a child is decided by lifecycle.py, the course of a reload by reload.py, what
+clients are told by health.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .lifecycle import (
 )
 from .log_levels import LogLevels
 from .notify import Notifier
-from .publish import Publisher, view_of
+from .publish import Publisher, about, view_of
 from .reloading import Reloader
 from .roles import Roles
 from .signals import Recorder
@@ -66,10 +66,11 @@ class Supervisor:
     """The service from the model check to its end. run() returns its exit code."""
 
     def __init__(self, settings: Settings, listener: Listener, admin: Listener, notifier: Notifier,
-                 roles: Roles) -> None:
+                 roles: Roles, metrics: Listener | None = None) -> None:
+        """metrics: where the metrics process listens, if there is to be one."""
         self._log = log.get("supervisor")
         self._preflight = Preflight(settings, roles)
-        self._fleet = Fleet(roles, listener, admin)
+        self._fleet = Fleet(roles, listener, admin, metrics, settings)
         self._log_levels = LogLevels()
         self._reloader = Reloader(self._fleet, roles, settings, notifier, self._log_levels)
         self._cap = RestartCap()
@@ -159,6 +160,8 @@ class Supervisor:
         match message:
             case {"t": "ready", **told}:
                 child.told = told
+                if isinstance(child, Worker):
+                    self._fleet.census.loaded(child, time.monotonic() - child.started)
                 self._log.debug("ready", child=child.role.title, child_pid=child.pid, **told)
                 self._feed(child, Ready(time.monotonic()))
             case {"t": "failed", "reason": reason}:
@@ -216,6 +219,7 @@ class Supervisor:
               **{name: text for name, text in (("reason", child.reason), ("trace", death.trace)) if text})
         foreign = self._publisher.served and cause(death.code, child.life.state) == "killed"
         now = time.monotonic()
+        self._fleet.census.died(child, death)
         self._fleet.buried(child, death, now)
         self._feed(child, Exited(now, death.code, proven, foreign))
 
@@ -300,8 +304,8 @@ class Supervisor:
             self._fail(code, reason)
         elif owner is not None and owner is self._fleet.coming:
             self._reloader.fail(reason)
-        else:
-            self._log.error("an earlier generation loses a process for good", child=child.role.title, reason=reason)
+        else:  # nothing that serves needs it
+            self._log.error("a process is given up until the next restart", child=child.role.title, reason=reason)
 
     def _start(self, child: Child) -> None:
         now = time.monotonic()
@@ -357,7 +361,8 @@ class Supervisor:
         if self._stage < Stage.STOP:
             return
         goal = Goal.STOP if self._stage is Stage.STOP else Goal.KILL
-        ranks: tuple[list[Child], ...] = ([*fleet.dispatchers], [*fleet.workers], [*fleet.pools])
+        ranks: tuple[list[Child], ...] = ([*fleet.dispatchers], [*fleet.workers], [*fleet.pools],
+                                          [fleet.exporter] if fleet.exporter else [])
         for rank in ranks:
             for child in rank:
                 child.aim(goal)
@@ -372,8 +377,11 @@ class Supervisor:
                        draining=self._stage > Stage.SERVE, failure=self._failure)
         body = self._publisher.turn(time.monotonic(), view, self._fleet.serving, self._reloader.reason)
         if body is not None:
+            state = {"t": "state", **body, "reloaded": self._reloader.last}
             for dispatcher in self._fleet.dispatchers:
-                dispatcher.tell_if_free({"t": "state", **body, "reloaded": self._reloader.last})
+                dispatcher.tell_if_free(state)
+            if self._fleet.exporter:
+                self._fleet.exporter.tell_if_free(state | {"about": about(self._fleet)})
 
 
 HANDLERS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 
 from ..common import log, process
 from ..common.exit_codes import Exit
@@ -27,25 +28,37 @@ def serve(settings: Settings) -> int:
     logger = log.get("supervisor")
     for warning in settings.warnings:
         logger.warning("configuration", warning=warning)
-    with Recorder(HANDLERS) as signals:  # from here on a signal leaves nothing behind
+    with Recorder(HANDLERS) as signals, ExitStack() as made:  # from here on a signal leaves nothing behind
         try:
-            listener = sockets.listen(settings.socket, settings.socket_mode, settings.socket_group, os.environ)
+            listeners = _listen(settings, made)
         except sockets.SocketError as e:
             logger.error("the socket cannot be used", error=str(e))
             return Exit.SOCKET
-        try:
-            admin = sockets.bind(settings.admin_path, ADMIN_MODE)
-        except sockets.SocketError as e:
-            logger.error("the admin socket cannot be used", error=str(e))
-            listener.remove()
-            return Exit.SOCKET
-        try:
-            logger.info("starting", model=str(settings.model), socket=str(listener.path), workers=settings.workers)
-            return Supervisor(settings, listener, admin, Notifier(os.environ), Roles()).run(signals)
-        except Exception:
-            logger.exception("uncaught exception, the service ends")  # what still runs dies with this process
-            return Exit.INTERNAL
-        finally:
-            for made in (listener, admin):
-                made.remove()
-                made.close()
+        return _run(settings, listeners, signals)
+
+
+def _listen(settings: Settings, made: ExitStack) -> tuple[sockets.Listener, sockets.Listener, sockets.Listener | None]:
+    """For clients, for administrators, for metrics if they are wanted. They go when made is closed."""
+
+    def keep(listener: sockets.Listener) -> sockets.Listener:
+        made.callback(listener.close)
+        made.callback(listener.remove)
+        return listener
+
+    mode, group = settings.socket_mode, settings.socket_group
+    clients = keep(sockets.listen(settings.socket, mode, group, os.environ))
+    admin = keep(sockets.bind(settings.admin_path, ADMIN_MODE))
+    return clients, admin, keep(sockets.listen_http(settings.metrics, mode, group)) if settings.metrics else None
+
+
+def _run(settings: Settings, listeners: tuple[sockets.Listener, sockets.Listener, sockets.Listener | None],
+         signals: Recorder) -> int:  # fmt: skip
+    clients, admin, metrics = listeners
+    logger = log.get("supervisor")
+    logger.info("starting", model=str(settings.model), socket=str(clients.path), workers=settings.workers,
+                metrics=settings.metrics)
+    try:
+        return Supervisor(settings, clients, admin, Notifier(os.environ), Roles(), metrics).run(signals)
+    except Exception:
+        logger.exception("uncaught exception, the service ends")  # what still runs dies with this process
+        return Exit.INTERNAL

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from colibri_protocol.limits import PROTOCOL_VERSION
+
 from ..common import log, process
 from ..common.pages import Field
 from ..common.settings import Settings
@@ -42,6 +44,16 @@ def view_of(fleet: Fleet, settings: Settings, checked: tuple[int, int] | None, s
         patience=settings.degraded_seconds,
         spoiled=serving.spoiled if serving else "",
     )  # fmt: skip
+
+
+def about(fleet: Fleet) -> dict[str, str | int]:
+    """What serves, for the labels of metrics; nothing until that is known."""
+    if (serving := fleet.serving) is None:
+        return {}
+    facts, isa = serving.facts, (worker.told["isa"] for worker in serving.workers if "isa" in worker.told)
+    return {"model": facts.name, "id": facts.id, "version": fleet.dispatcher.version, "isa": next(isa, ""),
+            "protocol": PROTOCOL_VERSION, "slabs": serving.pool.memory.arena.slabs, "slab_tokens": facts.slab_tokens,
+            "pinned": facts.pinned, "window": facts.window}  # fmt: skip
 
 
 class Publisher:

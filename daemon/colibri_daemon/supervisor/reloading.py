@@ -21,17 +21,17 @@ from .roles import Roles
 from .tasks import ModelError, Preflight
 
 # The listening sockets outlive every reload.
-UNCHANGEABLE = ("socket", "socket_mode", "socket_group", "admin_socket")
+UNCHANGEABLE = ("socket", "socket_mode", "socket_group", "admin_socket", "metrics")
 
 
 class Reloader:
-    """settings: of the generation that serves, or is to be the first. last: whether the last reload went well, and when
-    it ended by the wall clock; at first the service's own start."""
+    """settings: of the generation that serves, or is to be the first. last: whether the last reload went well, when it
+    ended by the wall clock, and when the last good one did; at first the service's own start."""
 
     def __init__(self, fleet: Fleet, roles: Roles, settings: Settings, notifier: Notifier, levels: LogLevels) -> None:
         self.settings = settings
         self.course = Course()
-        self.last = {"ok": True, "at": time.time()}
+        self.last = {"ok": True, "at": (started := time.time()), "good": started}
         self._fleet, self._roles, self._notifier, self._levels = fleet, roles, notifier, levels
         self._log = log.get("reload")
         self._preflight: Preflight | None = None
@@ -169,7 +169,8 @@ class Reloader:
     def _report(self, reason: str, seconds: float) -> None:
         fleet = self._fleet
         serving = fleet.serving.number if fleet.serving else 0
-        self.last = {"ok": not reason, "at": time.time()}
+        now = time.time()
+        self.last = {"ok": not reason, "at": now, "good": self.last["good"] if reason else now}
         if reason:
             self._log.error("reload failed, nothing was changed", reason=reason, generation=serving,
                             seconds=round(seconds, 3))

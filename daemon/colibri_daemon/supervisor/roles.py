@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 OOM_WORKER, OOM_DISPATCHER = 300, 100  # added to the supervisor's own score: a worker is the one to lose
 OOM_POOL = 100
+OOM_METRICS = 200
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class Role:
 class Roles:
     """The entries of check and verify take (answer pipe, settings, page), the pool's (control, page, settings, facts,
     arena, journal), the dispatcher's (listener, admin, control, page, settings, facts, number of the generation, of its
-    pool), a worker's (link, control, page, settings, facts, arena, model files by name). All return an exit code."""
+    pool, the book of pages), a worker's (link, control, page, settings, facts, arena, model files by name), that of
+    metrics (listener, control, page, settings, None, the book). All return an exit code."""
 
     check: Role = Role("model check", "colibri_daemon.supervisor.tasks:check", OOM_WORKER)
     verify: Role = Role("model verification", "colibri_daemon.supervisor.tasks:verify", OOM_WORKER)
     kvpool: Role = Role("kvpool", "colibri_daemon.kvpool.main:run", OOM_POOL)
     dispatcher: Role = Role("dispatcher", "colibri_daemon.dispatcher.main:run", OOM_DISPATCHER)
     worker: Role = Role("worker", "colibri_daemon.worker.main:run", OOM_WORKER)
+    metrics: Role = Role("metrics", "colibri_daemon.exporter.main:run", OOM_METRICS)

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..common.address import parse_address
 from ..common.declaration import SOCKET_PATH_BYTES
 
 PROBE_SECONDS = 0.5
@@ -102,6 +103,24 @@ def bind(path: Path, mode: int, group: str | None = None) -> Listener:
             return _bind(path, mode, gid)
     except OSError as e:
         raise SocketError(f"{path}: cannot be made a socket: {e.strerror or e}{_remedy(e, path)}") from None
+
+
+def listen_http(address: str, mode: int, group: str | None) -> Listener:
+    """For metrics; see parse_address(). mode and group: of a Unix socket. Raises SocketError."""
+    place = parse_address(address)
+    if isinstance(place, Path):
+        return bind(place, mode, group)
+    sock = socket.socket(socket.AF_INET6 if ":" in place[0] else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(place)
+        sock.listen(BACKLOG)
+    except OSError as e:
+        sock.close()
+        raise SocketError(f"{address}: cannot be listened on: {e.strerror or e}; choose another --metrics, or stop "
+                          "what is there") from None
+    return Listener(sock, Path(address), None)
 
 
 def _bind(path: Path, mode: int, gid: int | None) -> Listener:

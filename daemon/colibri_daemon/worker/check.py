@@ -38,7 +38,7 @@ def check(settings: Settings) -> ModelFacts:
         context=info.context, max_len=_max_len(settings, window, info.context),
         eos_ids=eos_ids(folder, info.vocab), pinned=pinned, window=window, positions=settings.positions,
         kv_format=kv_format, slab_tokens=settings.slab_tokens, slab_bytes=info.slab_bytes,
-        weight_bytes=info.weight_bytes, files=tuple(files),
+        weight_bytes=info.weight_bytes, files=tuple(files), layers=info.layers, experts=info.experts,
     )  # fmt: skip
 
 

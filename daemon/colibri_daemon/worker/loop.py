@@ -21,10 +21,13 @@ from colibri_engine.batch import Batch, Lane
 from colibri_protocol.errors import Code
 
 from ..common import ipc, log
+from ..common.counters import Counters
 from ..common.exit_codes import Exit
 from ..common.job import Job
 from ..common.link import Link
+from ..common.metrics import Source
 from ..common.pages import MAX_KEYS, Field, Page
+from .meter import Meter
 from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
@@ -43,6 +46,8 @@ class Loop:
         """control ends the loop at its end of file, stop when it is readable. greeting: said first on every link."""
         self._engine, self._batch, self._kv, self._link, self._greeting = engine, batch, kv, link, greeting
         self._control, self._stop, self._page, self._scheduler = control, stop, page, scheduler
+        routes = engine.info.layers * engine.info.top_k
+        self._meter = Meter(Counters(page.counters, Source.WORKER), routes)
         self._slab_tokens = engine.info.slab_tokens
         kv.listener = self
         self._requests: dict[int, Request] = {}
@@ -65,6 +70,7 @@ class Loop:
         self._link.send(self._greeting)
         while True:
             page[Field.BEAT_NS] = time.monotonic_ns()
+            self._meter.show(len(self._requests), self._kv.leased)
             page[Field.BUSY] = runnable = 0 if self._starved or self._full else len(self._scheduler.running)
             if not runnable:
                 self._prefetch()
@@ -233,6 +239,7 @@ class Loop:
         if row is not None:
             self._rows.append(row)
         del self._requests[request.key]
+        self._meter.left(request.key)
         if request.attached:
             self._scheduler.finish(request.lane)
         self._kv.release(request.key)
@@ -274,6 +281,7 @@ class Loop:
     def _step(self) -> None:
         plan = self._scheduler.plan(self._kv.free)
         self._misses += plan.missed
+        self._meter.missed(plan.missed)
         self._starved = not plan.work
         if plan.work:
             self._compute(plan)
@@ -292,6 +300,7 @@ class Loop:
         self._prefetch()
         self._kv.flush()
         self._show_keys(plan)
+        self._meter.begin(plan.work)
         outcomes = self._batch.run(plan.work)
         self._steps += 1
         self._page[Field.STEPS] = self._steps
@@ -301,8 +310,10 @@ class Loop:
                 self._take(self._requests[lane.id], outcome)
         now = time.monotonic_ns()
         self._step_ns = now - begin
+        self._scheduler.took(self._step_ns / 1e9)
         self._computed += rows
         self._busy_ns += now - begin
+        self._meter.end(rows, (now - begin) / 1e9)
         if grown or now - self._told_ns >= TELL_NS:
             self._report()
         for lane in grown:  # tokens are sent before their slab is committed
@@ -324,6 +335,7 @@ class Loop:
             return self._begin_again(request, ())
         row = request.take(outcome)
         if request.finished:
+            self._kv.commit(request.lane)  # leaves with the next flush, after the row
             self._leave(request, row)
             return
         if row is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import signal
@@ -18,7 +19,7 @@ from colibri_engine.container import MANIFEST
 from colibri_engine.errors import ColibriError
 from colibri_engine.sequence import KvMemory
 
-from ..common import ipc, log
+from ..common import experts, ipc, log
 from ..common.arena import Arena
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
@@ -76,25 +77,37 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
     """Everything up to ready, and what the supervisor may tell of it."""
     _warm([fd for name, fd in files.items() if name != MANIFEST], page)
     threads = settings.threads_per_worker(lib.colibri_host_threads())
+    counted = experts.begin(page, facts.id, facts.layers, facts.experts)
     engine = Engine.open(facts.folder, threads, kv_format=facts.kv_format, slab_tokens=facts.slab_tokens, populate=True,
                          max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
                          max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8],
-                         files=files, fault_exit=Exit.WEIGHTS_CHANGED)
+                         expert_tokens=False if counted is None else counted, files=files,
+                         fault_exit=Exit.WEIGHTS_CHANGED)
     try:
         kv = PoolKv(KvMemory(engine.info, arena.slabs, arena.map()), arena.geometry)
         batch = Batch(engine, kv.memory, settings.max_seqs)
-        found = calibrate(engine, facts, settings.step_tokens)
+        with _unchanged(counted):  # what is computed to measure is nobody's text
+            found = calibrate(engine, facts, settings.step_tokens)
         page[Field.SLABS], page[Field.FREE_SLABS] = kv.total, kv.free
         scheduler: Scheduler[Lane] = Scheduler(settings.max_seqs, found.chunk, SCORED_ROWS, facts.slab_tokens,
-                                               found.key_cost)  # fmt: skip
-        told = {"threads": threads, "chunk": found.chunk, "stall_ms": round(1000 * found.stall, 1)}
+                                               found.key_cost, math.inf if settings.step_tokens else found.stall)
+        told = {"threads": threads, "chunk": found.chunk, "stall_ms": round(1000 * found.stall, 1),
+                "isa": engine.info.isa}
         greeting = [ipc.READY, {"max_seqs": settings.max_seqs, "slabs": kv.total, **told}]
         loop = Loop(engine, batch, kv, link, control, stop, page, scheduler, greeting)
     except BaseException:
         engine.close()
         raise
-    _log.info("loaded", isa=engine.info.isa, slabs=kv.total, **told)
+    _log.info("loaded", slabs=kv.total, **told)
     return loop, engine, told
+
+
+@contextmanager
+def _unchanged(memory: memoryview | None) -> Iterator[None]:
+    before = bytes(memory or b"")
+    yield
+    if memory is not None:
+        memory[:] = before
 
 
 def _warm(files: list[int], page: Page) -> None:

@@ -24,6 +24,8 @@ class Meter:
         self._counters, self._routes = counters, routes
         self._durations = {kind: counters.histogram("step_duration_seconds", kind=kind)
                            for kind in ("prefill", "decode", "mixed")}
+        self._totals = [counters.total(name) for name in (
+            "worker_steps_total", "worker_rows_total", "worker_busy_seconds_total", "expert_tokens_total")]
         self._rows = counters.histogram("iteration_tokens")
         self._stalls = counters.histogram("decode_stall_seconds")
         self._longest: dict[int, float] = {}  # by request whose prompt is being computed: longest step beside others
@@ -43,11 +45,11 @@ class Meter:
         kind = "decode" if not self._prompts else "mixed" if self._decoding else "prefill"
         self._durations[kind].observe(seconds)
         self._rows.observe(rows)
-        add = self._counters.add
-        add("worker_steps_total")
-        add("worker_rows_total", rows)
-        add("worker_busy_seconds_total", seconds)
-        add("expert_tokens_total", rows * self._routes)
+        steps, computed, busy, routed = self._totals
+        steps.add(1)
+        computed.add(rows)
+        busy.add(seconds)
+        routed.add(rows * self._routes)
         for key, whole in self._prompts:
             if self._decoding:
                 self._longest[key] = max(seconds, self._longest.get(key, 0.0))

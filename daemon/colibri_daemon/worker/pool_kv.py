@@ -59,6 +59,11 @@ class PoolKv:
         return self.memory.slabs
 
     @property
+    def leased(self) -> int:
+        """Slabs that no other worker may use."""
+        return len(self._holdings.leased)
+
+    @property
     def free(self) -> int:
         """Slabs to be had at once."""
         return len(self._holdings.free)

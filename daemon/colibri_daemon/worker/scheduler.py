@@ -15,6 +15,8 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from .pace import Pace
+
 LEAST_CHUNK = 8  # rows of prefill a step always has room for, however many decode
 AHEAD = 64  # decode steps for which slabs are asked for in advance: a small model makes them in 10 ms
 
@@ -47,11 +49,14 @@ class Scheduler(Generic[T]):
     """The sequences of one worker. running and paused are in order of arrival."""
 
     def __init__(self, max_seqs: int, step_tokens: int, scored_rows: int, slab_tokens: int,
-                 key_cost: float = 0.0) -> None:
+                 key_cost: float = 0.0, bound: float = float("inf")) -> None:
         """Most sequences, tokens and scored rows of a step; it has more tokens only where decode rows leave less than
-        LEAST_CHUNK. key_cost: what a key costs that a row looks at, as a share of the row itself."""
+        LEAST_CHUNK. key_cost: what a key costs that a row looks at, as a share of the row itself. bound: seconds that a
+        prefill may add to a step; how much of it there is follows from what steps take."""
         self.max_seqs, self.step_tokens, self.scored_rows = max_seqs, step_tokens, scored_rows
         self.slab_tokens, self._key_cost = slab_tokens, key_cost
+        self._pace = Pace(step_tokens, LEAST_CHUNK, bound)
+        self._decoded = self._prefilled = 0.0  # costs of the step planned last
         self.running: list[T] = []
         self.paused: list[T] = []
         self._arrivals: dict[T, int] = {}
@@ -85,8 +90,14 @@ class Scheduler(Generic[T]):
         """The next step, given so many free slabs. Without work there is nothing to do until something changes."""
         step = _Step(self, free)
         step.decode()
-        step.prefill()
+        self._decoded = sum(self.cost(text) for text, _ in step.plan.work)
+        self._prefilled = step.prefill(min(self.step_tokens - self._decoded, self._pace.rows))
         return step.plan
+
+    def took(self, seconds: float) -> None:
+        """The step that was planned last lasted so long."""
+        if self._prefilled:
+            self._pace.took(self._prefilled, seconds * self._prefilled / (self._prefilled + self._decoded))
 
     def wanted(self, coming: int = 0) -> int:
         """Slabs that the running sequences will take within two steps, decoding ones within AHEAD. coming: tokens of
@@ -148,19 +159,21 @@ class _Step(Generic[T]):
                 self._free -= 1
             work.append((text, 1))
 
-    def prefill(self) -> None:
+    def prefill(self, budget: float) -> float:
+        """What it costs. budget: in rows at the beginning of a text."""
         waiting = [text for text in self._s.running
                    if text.target - text.position > 1 or text.position < text.scored_to]  # fmt: skip
         if not waiting:
-            return self._s.all_had()
-        decoding = len(self.plan.work)
-        budget = self._s.step_tokens - sum(self._s.cost(text) for text, _ in self.plan.work)
+            self._s.all_had()
+            return 0.0
+        decoding, most = len(self.plan.work), budget
         for text in self._s.in_turn(waiting)[: self._s.max_seqs - decoding]:
             cost, first = self._s.cost(text), len(self.plan.work) == decoding
             rows = self._chunk(text, max(int(budget / cost), LEAST_CHUNK if first else 0))
             budget -= rows * cost
             if rows:
                 self._s.charge(text, rows * cost)
+        return most - budget
 
     def _chunk(self, text: T, most: int) -> int:
         """Adds a chunk of at most so many rows, within the scored rows and the slabs left. Returns its rows."""

@@ -121,7 +121,7 @@ def test_a_full_book_says_so() -> None:
     book = Book.make(2)
     book.take(WORKER, 0)
     book.take(WORKER, 1)
-    with pytest.raises(MemoryError, match="all 2 pages"):
+    with pytest.raises(OSError, match="all 2 pages"):
         book.take(WORKER, 2)
     assert len(book.pages()) == 2
 

@@ -23,7 +23,8 @@ from pydantic import ValidationError
 
 # One acceptable value of each kind of setting besides the default.
 SAMPLES: dict[str, Any] = {"size": 1 << 20, "mode": 0o600, "chunk": 128, "auto": 64, "text": "staff", "uids": (0, 1000),
-                           "int": 16, "float": 2.5, "bool": True, "path": Path("/srv/x"), "address": "[::1]:9464"}  # fmt: skip
+                           "int": 16, "float": 2.5, "bool": True, "path": Path("/srv/x"),
+                           "address": "[::1]:9464"}  # fmt: skip
 # Values each kind refuses, as text. Every name may be a group's.
 WRONG: dict[str, tuple[str, ...]] = {
     "size": ("-1", "1.5X", "G", "0x10", "1e6", "99999T"),

@@ -6,9 +6,11 @@ import asyncio
 import socket
 
 import pytest
+from colibri_daemon.common.counters import Counters
+from colibri_daemon.common.metrics import Source
 from colibri_daemon.dispatcher.channel import Channel, Outbox
 from colibri_daemon.dispatcher.health import STALE_SECONDS, HealthBoard
-from colibri_daemon.dispatcher.stats import METRICS, Stats
+from colibri_daemon.dispatcher.stats import Stats
 from colibri_protocol.errors import Code, ConnectionFault, InvalidMessage
 from dispatched import SECONDS, on_uvloop, until
 
@@ -53,11 +55,10 @@ def test_draining_is_not_ready_and_failed_is_for_good() -> None:
     assert board.failed() == "loading failed"
 
 
-def test_every_number_is_declared_once_and_starts_at_0() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    stats = Stats()
-    assert set(stats.counts.values()) == {0}
-    assert len(stats.counts) <= 256  # what STATS_REPLY can carry
+def test_every_number_starts_at_0_and_fits_into_an_answer() -> None:
+    stats = Stats(Counters.private(Source.DISPATCHER))
+    assert set(stats.numbers().values()) == {0}
+    assert len(stats.numbers() | Counters.private(Source.KVPOOL).numbers()) <= 256  # what STATS_REPLY can carry
     for unknown in ({"name": "made_up"}, {"name": "connections_total", "result": "made up"}):
         with pytest.raises(KeyError):
             stats.add(**unknown)
@@ -65,10 +66,25 @@ def test_every_number_is_declared_once_and_starts_at_0() -> None:
 
 @pytest.mark.parametrize("code", [code for code in Code if code != Code.INTERNAL])
 def test_any_error_can_be_counted(code: Code) -> None:
-    stats = Stats()
+    stats = Stats(Counters.private(Source.DISPATCHER))
     stats.refused(InvalidMessage(code, ""))
     stats.fault(ConnectionFault(code, ""))
-    assert stats.counts[f'request_errors_total{{code="{code.name}"}}'] == 2
+    assert stats.numbers()[f'request_errors_total{{code="{code.name}"}}'] == 2
+
+
+def test_what_a_dispatcher_took_with_it_has_ended() -> None:
+    """Its page goes to the next one: what was started is what has ended, once nothing is live."""
+    counters = Counters.private(Source.DISPATCHER)
+    first = Stats(counters)
+    for _ in range(5):
+        first.started(10)
+    first.finished("stop", None)
+    first.finished("error", InvalidMessage(Code.INTERNAL, ""))
+    for _ in range(2):  # each later one finds nothing to add
+        numbers = Stats(counters).numbers()
+        assert numbers["requests_started_total"] == 5
+        assert numbers['request_success_total{finished_reason="error"}'] == 4
+        assert numbers['request_success_total{finished_reason="stop"}'] == 1
 
 
 class Owner:

@@ -38,7 +38,7 @@ async def test_turned_away(settings: dict[str, tuple[int, ...]]) -> None:
         assert (error.code, error.retryable, error.retry_after_ms) == (Code.PERMISSION, False, None)
         assert "allowed_uids" in error.message
         await client.closed()
-        counts = r.dispatcher.server.stats.counts
+        counts = r.dispatcher.server.stats.numbers()
         assert counts['connections_total{result="refused_auth"}'] == 1
         assert counts['connections_total{result="accepted"}'] == 0
 

@@ -22,7 +22,7 @@ async def test_another_worker_goes_on_token_for_token() -> None:
         key, job = await first.assigned()
         await first.step([key, ids(10), {"scores": [1, b"aaaabbbb", None, None], "lp": b"1111"}])
         await first.step([key, ids(11, 12), {"lp": b"22223333"}])
-        await until(lambda: r.requests.tokens_relayed == 3)
+        await until(lambda: r.dispatcher.server.stats.get("generation_tokens_total") == 3)
         first.die()
         second = await r.worker(slot=1)
         _, rest = await second.assigned()
@@ -34,6 +34,24 @@ async def test_another_worker_goes_on_token_for_token() -> None:
             (0, ids(10), b"1111"), (1, ids(11, 12), b"22223333"), (3, ids(13), b"4444")
         ]  # fmt: skip
         assert (done.usage.generated, done.worker) == (4, 1)
+
+
+@on_uvloop
+async def test_a_worker_that_comes_takes_its_share() -> None:
+    async with rig() as r:
+        first, client = await r.worker(slot=0), await r.client()
+        keys = []
+        for request_id in range(1, 5):
+            await client.say(generate(max_tokens=9), request_id)
+            keys.append((await first.assigned())[0])
+        second = await r.worker(slot=1)
+        for key in keys[2:]:
+            await first.told(ipc.PREEMPT, key)
+            await first.step([key, ids(10), {"finish": "preempted"}])
+        moved = [await second.assigned() for _ in range(2)]
+        assert [(key, job.generated) for key, job in moved] == [(key, ids(10)) for key in keys[2:]]
+        assert not first.waiting()
+        assert r.requests.running == 4
 
 
 @on_uvloop

@@ -123,7 +123,7 @@ def test_after_a_fault_crcs_are_verified_until_somebody_has() -> None:
     assert all(crc is None for *_, crc in pool.attach(B, 3, request(PROMPT), 0.0).slabs)  # type: ignore[union-attr]
     bad = answer.slabs[1][1]
     pool.bad(A, bad)
-    assert (pool.counts()["quarantined"], pool.counters.kv_quarantined) == (1, 1)
+    assert (pool.counts()["quarantined"], pool.counters.get("kv_quarantined_total")) == (1, 1)
     assert pool.lookup(request(PROMPT)) == T
     assert check(pool) == []
 
@@ -168,7 +168,7 @@ def test_what_is_cached_makes_room_deepest_first() -> None:
     pool.release(A, 1, 1.0)
     assert len(pool.alloc(B, 2)) == 2
     assert pool.lookup(request(PROMPT)) == 8
-    assert pool.counters.kv_evictions["lru"] == 2
+    assert pool.counters.get("kv_evictions_total", reason="lru") == 2
     assert len(pool.alloc(B, 9)) == 2
     assert (pool.available, pool.alloc(B, 1)) == (0, [])
 

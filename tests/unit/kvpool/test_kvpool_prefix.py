@@ -6,7 +6,8 @@ import random
 from itertools import product
 
 import pytest
-from colibri_daemon.kvpool.counters import Counters
+from colibri_daemon.common.counters import Counters
+from colibri_daemon.common.metrics import Source
 from colibri_daemon.kvpool.messages import EVERY, FULL_MASK, Request
 from colibri_daemon.kvpool.prefix import Node, PrefixIndex
 
@@ -31,7 +32,7 @@ def add(tree: PrefixIndex, parent: Node, mask: bytes, token: int, slab: int) -> 
 @pytest.mark.parametrize("hash_bits", [8, 256])
 def test_what_is_found_is_what_was_asked_for(hash_bits: int) -> None:
     """Thousands of nodes: with 8 bits nearly all of them collide with others, in all that a node is made of."""
-    counters, truth = Counters(), dict[Node, object]()
+    counters, truth = Counters.private(Source.KVPOOL), dict[Node, object]()
     tree, chooser = index(hash_bits, counters), random.Random(5)
     asked = [(salt, full, mask, tokens) for salt in SALTS for full in (0, 2, 9) for mask in MASKS
              for tokens in product((0, 1, 2), repeat=5)]  # fmt: skip
@@ -51,11 +52,11 @@ def test_what_is_found_is_what_was_asked_for(hash_bits: int) -> None:
             content = (salt, [FULL_MASK if o < full else mask for o in range(at + 1)], tokens[: at + 1])
             assert truth.setdefault(node, content) == content or not node.indexed
     assert found > 100
-    assert (counters.prefix_cache_rejects["token_mismatch"] > 0) == (hash_bits == 8)
+    assert (counters.get("prefix_cache_rejects_total", reason="token_mismatch") > 0) == (hash_bits == 8)
 
 
 def test_a_node_stays_while_something_needs_it() -> None:
-    tree = index(256, Counters())
+    tree = index(256, Counters.private(Source.KVPOOL))
     root = tree.root(b"x")
     first = add(tree, root, FULL_MASK, 1, 11)
     second = add(tree, first, FULL_MASK, 2, 12)
@@ -67,7 +68,7 @@ def test_a_node_stays_while_something_needs_it() -> None:
 
 
 def test_a_copy_takes_the_place_of_a_slab_that_is_gone() -> None:
-    tree = index(256, Counters())
+    tree = index(256, Counters.private(Source.KVPOOL))
     node = add(tree, tree.root(b"x"), FULL_MASK, 1, 11)
     assert add(tree, tree.root(b"x"), FULL_MASK, 1, 12) is node
     tree.vacate(node, 11)
@@ -75,7 +76,7 @@ def test_a_copy_takes_the_place_of_a_slab_that_is_gone() -> None:
 
 
 def test_ghosts_are_bounded_and_what_was_below_them_gives_way() -> None:
-    counters = Counters()
+    counters = Counters.private(Source.KVPOOL)
     tree = index(256, counters, ghosts=1)
     path, token = [tree.root(b"x")], 0
     for token in range(4):
@@ -92,4 +93,4 @@ def test_ghosts_are_bounded_and_what_was_below_them_gives_way() -> None:
         displaced.append(gone)
     assert displaced == [None, None, None, 3]
     assert [node.slab for node in tree.walk(b"x", tokens, 4, EVERY, FULL_MASK)[1:]] == [10, 11, 12, 13]
-    assert counters.prefix_cache_rejects["stale"] > 0
+    assert counters.get("prefix_cache_rejects_total", reason="stale") > 0

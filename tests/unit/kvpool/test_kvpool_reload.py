@@ -1,5 +1,5 @@
 """The pool's part in a reload: slabs that may not be used yet, a pool that gives its memory back, what is dropped on
-the administrator's word, and counters that outlive the process."""
+the administrator's word."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ import pytest
 from colibri_daemon.common import ipc, pool_ipc
 from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.link import Link
-from colibri_daemon.kvpool.counters import COUNTERS_BYTES, Counters
 from colibri_daemon.kvpool.journal import Journal
 from colibri_daemon.kvpool.messages import PeerFault, Request
-from colibri_daemon.kvpool.stats import stats
 from fixtures.pool import PoolThread
 from pooled import DISPATCHER, SLABS, A, B, Peers, T, compute, ids, wanted
 
@@ -63,7 +61,7 @@ def test_a_retired_pool_gives_back_what_nobody_holds() -> None:
     assert (peers.unused, held(peers)) == ([more], [1])
     peers.say(A, [pool_ipc.RELEASE, 2])
     assert (peers.unused, held(peers)) == ([slab], [0])
-    assert peers.pool.counters.kv_evictions["retire"] == 2
+    assert peers.pool.counters.get("kv_evictions_total", reason="retire") == 2
 
 
 def test_a_retired_pool_that_starts_again_waits_for_all_to_declare() -> None:
@@ -134,7 +132,7 @@ def test_what_an_owner_has_is_dropped() -> None:
     assert [found(1, OWNER + b"1" * 16), found(3, OTHER + b"1" * 16), found(4, OWNER + b"1" * 16)] == [0, T, 0]
     assert peers.pool.counts()["committed"] == 1  # a live request's stays
     assert peers.say(None, [pool_ipc.EVICT, 6, None]) == [(None, [pool_ipc.EVICTED, 6, 1])]
-    assert peers.pool.counters.kv_evictions["admin"] == 3
+    assert peers.pool.counters.get("kv_evictions_total", reason="admin") == 3
     peers.say(A, [pool_ipc.RELEASE, 4])
     compute(peers, B, 9, ids(2, seed=1), 1)
     assert peers.killed() == []
@@ -162,31 +160,3 @@ def test_verified_without_having_been_told_to() -> None:
     peers = joined()
     with pytest.raises(PeerFault):
         peers.pool.verified(A)
-
-
-# ---- counters --------------------------------------------------------------------------------------------------------
-
-
-def test_counters_outlive_the_pool() -> None:
-    journal = Journal(memoryview(bytearray(Journal.size(SLABS, T))), SLABS, T, b"identity")
-    before = joined(journal=journal)
-    before.server.introduce(DISPATCHER)
-    tokens = ids(3)
-    compute(before, A, 1, tokens, 2)
-    before.say(A, [pool_ipc.RELEASE, 1])
-    before.say(B, [pool_ipc.ATTACH, 2, wanted(tokens)])
-    before.server.dead(A, False, before.now)
-    before.turn(1.0)
-    told = {name: number for name, number in stats(before.pool).items() if "_total" in name}
-    assert told["prefix_cache_hits_total"] == 2 * T
-    assert stats(Peers(journal).pool).items() >= told.items()
-
-
-def test_counters_of_other_names_are_not_taken() -> None:
-    counters = Counters()
-    counters.restore(b"\1" * COUNTERS_BYTES)
-    assert counters.prefix_cache_queries == 0
-    counters.kv_evictions["window"] = 7
-    again = Counters()
-    again.restore(counters.pack())
-    assert again.kv_evictions["window"] == 7

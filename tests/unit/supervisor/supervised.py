@@ -28,7 +28,7 @@ from colibri_daemon.common import ipc, log
 from colibri_daemon.common.arena import Arena
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.common.facts import ModelFacts
-from colibri_daemon.common.pages import Field, Page
+from colibri_daemon.common.pages import Book, Field, Page
 from colibri_daemon.common.settings import Settings, load_settings
 from colibri_daemon.supervisor import sockets
 from colibri_daemon.supervisor.loop import HANDLERS, Supervisor
@@ -71,7 +71,7 @@ def verify(answer: int, settings: Settings, page: Page) -> int:
 
 
 def dispatcher(listener: socket.socket, admin: socket.socket, control: socket.socket, page: Page, settings: Settings,
-               facts: ModelFacts, generation: int, pool: int) -> int:  # fmt: skip
+               facts: ModelFacts, generation: int, pool: int, book: Book) -> int:  # fmt: skip
     """Keeps the links it gets, so that workers see when it ends."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     links, old, ending = [], [], False

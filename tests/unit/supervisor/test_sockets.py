@@ -271,3 +271,33 @@ def test_a_nonsense_count_of_descriptors(path):
     environ = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "many"}
     with pytest.raises(SocketError, match="LISTEN_FDS is 'many'; it must be a number"):
         listen(path, 0o660, None, environ)
+
+
+# ---- for metrics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("address", "family"), [("127.0.0.1:{}", socket.AF_INET), ("[::1]:{}", socket.AF_INET6)])
+def test_an_address_for_metrics(address, family):
+    with socket.socket(family) as probe:
+        probe.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listener = sockets.listen_http(address.format(port), 0o600, None)
+    assert (listener.sock.family, listener.sock.getsockname()[1], listener.sock.getblocking()) == (family, port, False)
+    with pytest.raises(sockets.SocketError, match=r"in use; choose another --metrics"):
+        sockets.listen_http(address.format(port), 0o600, None)
+    listener.remove()
+    listener.close()
+    sockets.listen_http(address.format(port), 0o600, None).close()  # at once, although connections may linger
+
+
+def test_a_path_for_metrics(tmp_path):
+    listener = sockets.listen_http(f"unix:{tmp_path}/m", 0o640, None)
+    assert (tmp_path / "m").stat().st_mode & 0o777 == 0o640
+    listener.remove()
+    listener.close()
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_address_that_is_not_ours():
+    with pytest.raises(sockets.SocketError, match=r"192\.0\.2\.1:9464: cannot be listened on"):
+        sockets.listen_http("192.0.2.1:9464", 0o600, None)

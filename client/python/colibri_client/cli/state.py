@@ -9,6 +9,7 @@ from colibri_protocol.messages import HealthReply, StatsReply, WorkerHealth
 
 from ..errors import ColibriError
 from ..sync import Client
+from . import experts
 from .output import dump, plain
 from .target import Exit, Target, connecting
 
@@ -89,21 +90,27 @@ def size(count: float) -> str:
 
 
 @click.command()
+@click.option("--experts", "with_experts", is_flag=True, help="A heat map of the tokens that each expert was given.")
+@click.option("--seconds", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
+              help="With --experts: only tokens of the next so many seconds, not all since the start.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @connecting
-def stats(target: Target, as_json: bool) -> None:
+def stats(target: Target, with_experts: bool, seconds: float, as_json: bool) -> None:
     """The daemon's counters since it started, under the names of its metrics without colibri_.
 
     \b
-    Example:
+    Examples:
       colibri-client stats --json | jq .running
+      colibri-client stats --experts --seconds 10
 
     Exit codes: see colibri-client --help.
     """
     with Client(target.socket) as client:
+        if with_experts:
+            return experts.show(client, seconds, as_json)
         reply = client.stats(timeout=ANSWER_SECONDS)
     if as_json:
-        dump(plain(reply))
+        dump({name: value for name, value in plain(reply).items() if not name.startswith("expert")})
     else:
         click.echo("\n".join(f"{name:<48} {value:>14.10g}" for name, value in stats_rows(reply)))
 
