@@ -190,7 +190,7 @@ $(BUILD)/faults/tiny-%: | python
 	$(VENV)/bin/colibrid convert tests/fixtures/tiny $@ --format $*
 SCENARIO    ?= kill-workers
 FAULT_ARGS  ?= --count 200
-SOAK_ARGS   ?= --requests 20000 --aborts 0.1 --count 20
+SOAK_ARGS   ?= --requests 20000 --tokens 60 --aborts 0.1 --count 20
 faults: $(BUILD)/faults/tiny-q4 $(BUILD)/faults/tiny-q8 ## a fault again and again under load [SCENARIO=kill-workers reload … FAULT_ARGS='--count 200']
 	$(PY) loadtest/faults.py $(SCENARIO) --model $(BUILD)/faults/tiny-q4 --other-model $(BUILD)/faults/tiny-q8 $(FAULT_ARGS)
 soak: $(BUILD)/faults/tiny-q4 ## 20,000 requests, 10 % of them cancelled, with kills; nothing may be left [SOAK_ARGS=…]
@@ -222,6 +222,7 @@ test: ## everything CI runs
 	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory gotest
 	@$(MAKE) --no-print-directory pytest
+	@$(MAKE) --no-print-directory soak SOAK_ARGS='--seconds 60 --count 1000 --tokens 60 --aborts 0.1'
 
 # One entry per source file, with the flags this Makefile would give it.
 ALL_SRC := $(ENGINE_SRC) $(HOST_SRC) $(TEST_SRC) $(BENCH_SRC) $(FUZZ_SRC)

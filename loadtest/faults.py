@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from subject import Daemon, resources
 
 SETTLE_SECONDS = 30.0  # for everything to be back when the load has ended
 RECONNECT_SECONDS = 30.0
+HOLD_SECONDS = 1.5  # a death is noticed by then or was of another fault
 PROBATION_SECONDS = 4.0  # ample for those who were in a step that failed to be cleared, one after the other
 
 
@@ -47,7 +49,8 @@ class Ask:
 
 @dataclass
 class Run:
-    """gaps: for each fault, seconds from it to the next token of the stream that waited longest. Counts of requests."""
+    """Counts are of requests. gaps: seconds from each fault to the next token of who waited longest. noticed: seconds
+    from each death of a worker with live streams until they were moved. struck: wall times."""
 
     done: int = 0
     aborted: int = 0
@@ -56,6 +59,8 @@ class Run:
     faults: int = 0
     hits: int = 0  # faults that struck a process with live streams
     gaps: list[float] = field(default_factory=list)
+    noticed: list[float] = field(default_factory=list)
+    struck: list[float] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)  # what is not as it must be at the end
 
     @property
@@ -206,6 +211,7 @@ class Scene:
         self.run.faults += 1
         self.run.hits += live
         self._struck = time.monotonic()
+        self.run.struck.append(time.time())
         os.kill(pid, number)
 
     async def await_tokens(self) -> None:
@@ -291,7 +297,16 @@ async def drive(daemon: Daemon, scenario: str, plan: dict[str, Any], models: lis
             load.stop()
         await asyncio.gather(*streams)
         await settle(daemon, scene, before, run)
+        run.noticed = notices(run, daemon)
     return run
+
+
+def notices(run: Run, daemon: Daemon) -> list[float]:
+    """From the log, whose times are in milliseconds."""
+    moved = [datetime.fromisoformat(line["ts"]).timestamp()
+             for line in daemon.lines(msg="worker lost, its requests move")]  # fmt: skip
+    found = (next((at - struck for at in moved if at > struck - 0.001), None) for struck in run.struck)
+    return [max(0.0, seconds) for seconds in found if seconds is not None and seconds < HOLD_SECONDS]
 
 
 async def settle(daemon: Daemon, scene: Scene, before: dict[str, dict[str, int]], run: Run) -> None:
@@ -323,6 +338,11 @@ def _leftovers(stats: Any, before: dict[str, dict[str, int]], after: dict[str, d
     return found
 
 
+def _spread(seconds: list[float]) -> str:
+    ordered = sorted(seconds)
+    return f"median {1000 * statistics.median(ordered):.0f} ms, worst {1000 * ordered[-1]:.0f} ms" if ordered else "–"
+
+
 def show(scenario: str, run: Run, seconds: float) -> str:
     gaps = sorted(run.gaps) or [0.0]
     lines = [
@@ -330,6 +350,7 @@ def show(scenario: str, run: Run, seconds: float) -> str:
         f"{dict(run.failed) or ''}, {run.wrong} wrong in {seconds:.0f} s",
         f"  {run.faults} faults, {run.hits} of them struck live streams; longest wait of a live stream for its next "
         f"token after a fault: median {1000 * statistics.median(gaps):.0f} ms, worst {1000 * gaps[-1]:.0f} ms",
+        f"  from a death to its streams' move: {_spread(run.noticed)}",
         *(f"  NOT CLEAN: {finding}" for finding in run.findings[:20]),
     ]
     return "\n".join(lines)
@@ -369,7 +390,8 @@ def main(scenario: str, model: Path, other_model: Path | None, workers: int, as_
             raise
     report = {"scenario": scenario, "seconds": seconds, "done": run.done, "aborted": run.aborted,
               "failed": dict(run.failed), "wrong": run.wrong, "faults": run.faults, "hits": run.hits,
-              "gaps_ms": [round(1000 * gap, 1) for gap in run.gaps], "findings": run.findings}
+              "gaps_ms": [round(1000 * gap, 1) for gap in run.gaps],
+              "noticed_ms": [round(1000 * seconds, 1) for seconds in run.noticed], "findings": run.findings}
     click.echo(json.dumps(report) if as_json else show(scenario, run, seconds))
     sys.exit(0 if run.clean else 1)
 

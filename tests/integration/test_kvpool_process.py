@@ -19,7 +19,7 @@ from colibri_engine import Engine
 from fixtures.daemon import Daemon
 from fixtures.models import Models
 
-KILLS = 20
+KILLS = 8
 STREAMS = 6  # at once
 ATTENTION = {"pinned": 128, "window": 384}  # the model's own, which was trained at 512
 

@@ -8,6 +8,7 @@ import socket
 
 import msgpack
 import pytest
+from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.settings import Settings
 from colibri_protocol.errors import Code
 from colibri_protocol.messages import Done, Error, GoAway, Model, Receipt, Resume, Stats, StatsReply, TokensOut
@@ -16,7 +17,7 @@ from dispatched import FACTS, Rig, facts, generate, ids, on_uvloop, rig, tokens_
 OTHER = facts(id="c" * 64, name="another", vocab_size=50)
 
 
-def come(r: Rig, generation: int = 2, pool: int = 1, facts=FACTS, **settings: object) -> None:  # type: ignore[no-untyped-def]
+def come(r: Rig, generation: int = 2, pool: int = 1, facts: ModelFacts = FACTS, **settings: object) -> None:
     """Another generation is announced."""
     r.tell({"t": "generation", "generation": generation, "pool": pool, "facts": facts.to_wire(),
             "settings": Settings(**settings).to_json()})  # fmt: skip

@@ -11,29 +11,8 @@ import socket
 import pytest
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.common.settings import Settings
+from reloaded import gone, outcomes, pids, reload
 from supervised import PATIENCE, Service
-
-
-def reload(service: Service, **settings: object) -> None:
-    """With these settings in the file; until it has ended."""
-    ended = len(outcomes(service))
-    service.configure(**settings)
-    service.signal(signal.SIGHUP)
-    service.until(lambda: len(outcomes(service)) > ended)
-
-
-def outcomes(service: Service) -> list[str]:
-    """Why each reload failed, nothing for those that did not."""
-    lines = [line for line in service.log(name="reload") if line["msg"].startswith(("reload done", "reload failed"))]
-    return [line.get("reason", "") for line in lines]
-
-
-def gone(service: Service, generation: int) -> None:
-    service.until(lambda: service.log(msg="generation gone", generation=generation))
-
-
-def pids(service: Service) -> list[int]:
-    return [worker["pid"] for worker in service.state()["workers"]]
 
 
 def test_the_same_configuration(start):
@@ -247,74 +226,6 @@ def test_the_dispatcher_dies_after_a_reload(service):
     assert (born["generation"], born["pool"], born["id"]) == (2, 2, "two")
     gone(service, 1)
     service.until(lambda: len(service.members()) == 4)
-
-
-def test_everything(start):
-    """As for a package upgrade: fresh interpreters, a new pool, a new dispatcher; the old one finishes."""
-    service = start()
-    old = service.ready()["from"]
-    (service.place / "live").touch()
-    service.order("ask", {"t": "admin", "id": 7, "do": "reload", "everything": True})
-    service.until(lambda: service.told("retire"))
-    assert outcomes(service) == [""]
-    assert service.told("retire")[0]["from"] == old
-    answer = service.until(lambda: service.told("admin"))[0]
-    assert (answer["from"], answer["id"], answer["ok"], answer["result"]["generation"]) == (old, 7, True, 2)
-    born = service.told("born")[-1]
-    assert (born["generation"], born["pool"]) == (2, 2)
-    assert "colibri_daemon.supervisor.born" in born["argv"]
-    assert "colibri_daemon.supervisor.born" not in service.told("born")[0]["argv"]
-    new = [told for told in service.told("worker") if told["from"] == born["from"]]
-    assert [told["generation"] for told in new] == [2]
-    service.until(lambda: {old, born["from"]} <= {told["from"] for told in service.told("state")[-4:]})
-    os.kill(new[0]["pid"], signal.SIGKILL)  # started again as it was
-    service.until(lambda: [told["epoch"] for told in service.told("worker") if told["from"] == born["from"]] == [2, 3])
-    (service.place / "live").unlink()
-    gone(service, 1)
-    service.until(lambda: len(service.members()) == 4)
-    assert old not in service.members()
-    service.signal(signal.SIGTERM)
-    assert service.ended() == Exit.STOPPED
-    assert service.log(level="error", msg="uncaught exception, the process ends") == []
-
-
-def test_a_replaced_dispatcher_is_not_started_again(start):
-    """Its clients go to the new one; nothing is left that its workers could do."""
-    service = start()
-    old = service.ready()["from"]
-    (service.place / "live").touch()
-    service.order("ask", {"t": "admin", "id": 7, "do": "reload", "everything": True})
-    service.until(lambda: service.told("retire"))
-    os.kill(old, signal.SIGKILL)
-    gone(service, 1)
-    service.until(lambda: len(service.members()) == 4)
-    assert len(service.told("born")) == 2
-
-
-def test_another_version_replaces_everything_once(start):
-    service = start()
-    old = service.ready()["from"]
-    (service.place / "version").write_text("99.0")
-    reload(service)
-    gone(service, 1)
-    service.until(lambda: service.state()["from"] != old)
-    reload(service)  # the dispatcher is of that version already
-    gone(service, 2)
-    assert len(service.told("born")) == 2
-    assert [told["pool"] for told in service.told("generation")] == [2]
-    assert len(service.members()) == 4
-
-
-def test_a_new_dispatcher_that_does_not_come_up(start):
-    """The old one is untouched."""
-    service = start()
-    before = service.members() if service.ready() else set()
-    (service.place / "version").write_text("99.0")
-    (service.place / "no_dispatcher").touch()
-    reload(service)
-    assert outcomes(service) == ["dispatcher: failed to start five times in a row"]
-    service.until(lambda: service.members() == before)
-    assert service.told("retire") == []
 
 
 def test_a_setting_of_the_pool(start):
