@@ -254,7 +254,9 @@ def test_a_conversation_at_a_terminal(daemon: Daemon, chat_folder: Path) -> None
         terminal.wait_for("cancelled by Ctrl-C")
         terminal.wait_for("> ")
         daemon.until(lambda: running(daemon) == 0)
-        terminal.type("half a line\x03")
+        terminal.type("half a line")
+        terminal.wait_for("half a line")  # echoed: the line is being edited, a signal before that is not seen
+        terminal.type("\x03")
         terminal.wait_for("> ")
         terminal.type("/set max_tokens 5\n")
         terminal.wait_for("> ")

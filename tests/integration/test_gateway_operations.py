@@ -20,6 +20,7 @@ import pytest
 from colibri_client import Client
 from fixtures.daemon import Daemon
 from fixtures.gateway import Gateway
+from fixtures.models import Models
 
 LONG: dict[str, Any] = {
     "prompt": "Once upon a time",
@@ -272,3 +273,22 @@ def test_credits_bound_a_slow_reader(chat_gateway: Gateway, chat_daemon: Daemon)
     assert "".join(choice["text"] for event in events for choice in event["choices"]) == complete(
         chat_gateway, **fields
     )
+
+
+def test_another_model_behind_a_running_gateway(models: Models, gateway_binary: Path, tmp_path: Path) -> None:
+    """What has begun ends with the model it began with; what comes then gets the new one, and is told so."""
+    config, old, new = tmp_path / "colibrid.toml", models.tiny("q4"), models.tiny("q8")
+    config.write_text(f'model = "{old}"\nthreads = 1\n')
+    with Daemon(None, config=config) as daemon, Gateway(gateway_binary, daemon.socket) as gateway:
+        right = complete(gateway)
+        before = json.loads(ask(gateway, "/v1/models")[2])["data"][0]["system_fingerprint"]
+        stream = Streaming(gateway, max_tokens=3000)
+        assert stream.began.wait(60)
+        config.write_text(f'model = "{new}"\nthreads = 1\n')
+        daemon.signal(signal.SIGHUP)
+        daemon.until(lambda: json.loads(ask(gateway, "/v1/models")[2])["data"][0]["system_fingerprint"] != before)
+        other = complete(gateway)
+        assert stream.end().startswith(right)
+        daemon.until(lambda: daemon.log(msg="reload done"))
+    with Daemon(new, threads=1) as daemon, Gateway(gateway_binary, daemon.socket) as gateway:
+        assert complete(gateway) == other

@@ -63,6 +63,7 @@ def test_it_serves(installation: Installation, models: Models, tmp_path: Path,
         assert list(tokens) == engine.generate([1, 2, 3], 8, stop_ids=[2])
 
 
+@pytest.mark.full  # three installations
 def test_installed_over_and_removed(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Under another PREFIX: what was changed is kept, what the next version lacks goes, what was there before stays."""
     gateway = tmp_path / "gateway"
