@@ -119,7 +119,7 @@ portability: ## digests of gcc, clang, musl, aarch64, -O0, -O3, LTO; mingw compi
 	    { echo "portability: the digests differ:"; cat $(PORT)/digests; exit 1; }
 	@echo "portability: $$(wc -l < $(PORT)/digests) equal digests: $$(awk '{print $$3 "/" $$4 "/" $$5}' $(PORT)/digests | xargs)"
 	@$(PORT)/gcc/release/bench/selftest_digest > /dev/null
-	@$(call sub,x86_64-w64-mingw32-gcc,nolto) objects EXTRA_CFLAGS=-Wno-attributes
+	+@$(call sub,x86_64-w64-mingw32-gcc,nolto) objects EXTRA_CFLAGS=-Wno-attributes
 	@$(MAKE) --no-print-directory ctest VARIANT=emu512 TEST=kernels
 cross = $(findstring aarch64,$1)
 # Exit code 1 (digest differs from the compiled-in fingerprint) is left to the comparison and the line after it.
@@ -128,7 +128,7 @@ $(if $(call cross,$1),$(QEMU)) $(PORT)/$1/$2/bench/selftest_digest 2> /dev/null 
     sed 's|$$| $1 $2|' >> $(PORT)/digests || [ $$? = 1 ]
 endef
 define digest_step
-@$(call sub,$1,$2) $(if $(call cross,$1),EXTRA_LDFLAGS=-static) $(PORT)/$1/$2/bench/selftest_digest > /dev/null
++@$(call sub,$1,$2) $(if $(call cross,$1),EXTRA_LDFLAGS=-static) $(PORT)/$1/$2/bench/selftest_digest > /dev/null
 @$(if $(and $(call cross,$1),$(if $(QEMU),,none)),echo "portability: $1 compiles (no qemu-aarch64 to run it)",$(call run_digest,$1,$2))
 
 endef
