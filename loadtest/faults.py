@@ -111,7 +111,7 @@ class Load:
         while self._left > 0:
             self._left -= 1
             index = rng.randrange(len(self._asks))
-            abort_at = rng.randrange(1, 200) if rng.random() < self._aborts else 0
+            abort_at = rng.randrange(1, self._asks[index].options["max_tokens"]) if rng.random() < self._aborts else 0
             try:
                 await self._one(number, index, abort_at)
             except errors.ColibriError as e:

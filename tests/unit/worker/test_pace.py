@@ -17,15 +17,15 @@ def steady(pace: Pace, seconds_per_row: float, steps: int) -> float:
 
 def test_a_slower_machine_gets_shorter_chunks_until_steps_keep_the_bound() -> None:
     pace = Pace(most=100, least=8, bound=0.1)
-    assert steady(pace, 0.0007, 3) == pytest.approx(0.07)
-    assert 0.07 < steady(pace, 0.004, 20) < 0.1
+    assert steady(pace, 0.0006, 3) == pytest.approx(0.06)
+    assert 0.06 < steady(pace, 0.004, 20) < 0.1
 
 
 def test_it_comes_back() -> None:
     pace = Pace(most=100, least=8, bound=0.1)
     steady(pace, 0.02, 20)
     assert pace.rows == 8
-    steady(pace, 0.0007, 40)
+    steady(pace, 0.0006, 40)
     assert pace.rows == 100
 
 
