@@ -9,7 +9,7 @@ from __future__ import annotations
 CUT_MOST = 0.5  # by one step: it may have been an accident
 REGAIN = 1.1  # a step
 FULL = 0.9  # of what it may have: a step that says something about a larger one
-AIM = 0.7  # of the bound: steps of the same size differ
+AIM = 0.8  # of the bound: steps of the same size differ
 
 
 class Pace:
