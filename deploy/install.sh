@@ -167,7 +167,7 @@ uninstall_all() {
         path=$DESTDIR$path
         case $kind in
         f) rm -f "$path" ;;
-        d) rmdir --ignore-fail-on-non-empty "$path" 2>/dev/null || true ;;
+        d) rmdir --ignore-fail-on-non-empty "$path" 2>/dev/null || true ;; # gone already, or with files of others in it
         c)
             if [[ -e $path && $(sha256 "$path") != "$sum" ]]; then
                 echo "kept, since it was changed: $path"

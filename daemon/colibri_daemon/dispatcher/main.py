@@ -82,7 +82,7 @@ class Dispatcher:
             _log.error("a worker's link was lost on its way; raise the limit of open files", worker=message["slot"])
             return
         link = socket.socket(fileno=fds[0])
-        generation = self.generations.get(message.get("generation", 1))
+        generation = self.generations.get(message["generation"])
         if generation is None:  # it was given up meanwhile
             return link.close()
         generation.workers.attach(message["slot"], message["epoch"], message["pid"], link)
@@ -91,7 +91,7 @@ class Dispatcher:
         if not fds:
             _log.error("the link to the KV pool was lost on its way; raise the limit of open files")
             return
-        self.generations.pool(message.get("pool", 1)).attach(socket.socket(fileno=fds[0]))
+        self.generations.pool(message["pool"]).attach(socket.socket(fileno=fds[0]))
 
     def _dead(self, message: dict[str, Any], _: list[int]) -> None:
         death = Death(message["cause"], frozenset(message["keys"]))
@@ -119,6 +119,7 @@ class Dispatcher:
         if generation is not None and generation is not self.generations.serving:
             self.requests.moves.give_up(generation)
             self.generations.forget(generation.number)
+            self.requests.forget(generation.pool)
 
     def _distrust(self, worker: Worker) -> None:
         self._control.say("kill", kind="worker", slot=worker.slot, epoch=worker.epoch,

@@ -77,6 +77,11 @@ class Requests:
     def draining(self, value: bool) -> None:
         self._gate.draining = value
 
+    def forget(self, pool: PoolLink) -> None:
+        """Of a generation that is gone; another one may use it."""
+        if not pool.users:
+            self._pressures.pop(pool, None)
+
     @property
     def queue(self) -> RequestQueue[Stream]:
         """Of the generation that serves."""
