@@ -39,7 +39,7 @@ def test_curl(chat_gateway: Gateway, command: str) -> None:
         assert done.stdout.endswith("data: [DONE]\n\n")
         assert '"usage":{' in done.stdout
     elif "/metrics" in command:
-        assert "colibri_gateway_requests_total" in done.stdout
+        assert "colibri_gateway_build_info{" in done.stdout
     else:
         assert all(json.loads(line) for line in done.stdout.splitlines() if line[:1] == "{" and line[-1:] == "}")
 

@@ -17,7 +17,7 @@ def test_everything(start):
     (service.place / "live").touch()
     service.order("ask", {"t": "admin", "id": 7, "do": "reload", "everything": True})
     service.until(lambda: service.told("retire"))
-    assert outcomes(service) == [""]
+    assert service.until(lambda: outcomes(service)) == [""]
     assert service.told("retire")[0]["from"] == old
     answer = service.until(lambda: service.told("admin"))[0]
     assert (answer["from"], answer["id"], answer["ok"], answer["result"]["generation"]) == (old, 7, True, 2)
