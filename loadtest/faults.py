@@ -49,8 +49,8 @@ class Ask:
 
 @dataclass
 class Run:
-    """Counts are of requests. gaps: seconds from each fault to the next token of who waited longest. noticed: seconds
-    from each death of a worker with live streams until they were moved. struck: wall times."""
+    """Counts are of requests. gaps: seconds from each fault to the next token of who waited longest. noticed, free:
+    from each death of a worker with live streams until they moved, and its slabs were free. struck: wall times."""
 
     done: int = 0
     aborted: int = 0
@@ -60,6 +60,7 @@ class Run:
     hits: int = 0  # faults that struck a process with live streams
     gaps: list[float] = field(default_factory=list)
     noticed: list[float] = field(default_factory=list)
+    free: list[float] = field(default_factory=list)
     struck: list[float] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)  # what is not as it must be at the end
 
@@ -297,15 +298,15 @@ async def drive(daemon: Daemon, scenario: str, plan: dict[str, Any], models: lis
             load.stop()
         await asyncio.gather(*streams)
         await settle(daemon, scene, before, run)
-        run.noticed = notices(run, daemon)
+        run.noticed = delays(run, daemon, "worker lost, its requests move")
+        run.free = delays(run, daemon, "a dead worker's leases are free")
     return run
 
 
-def notices(run: Run, daemon: Daemon) -> list[float]:
-    """From the log, whose times are in milliseconds."""
-    moved = [datetime.fromisoformat(line["ts"]).timestamp()
-             for line in daemon.lines(msg="worker lost, its requests move")]  # fmt: skip
-    found = (next((at - struck for at in moved if at > struck - 0.001), None) for struck in run.struck)
+def delays(run: Run, daemon: Daemon, msg: str) -> list[float]:
+    """From each death to this line of the log, whose times are in milliseconds."""
+    told = [datetime.fromisoformat(line["ts"]).timestamp() for line in daemon.lines(msg=msg)]
+    found = (next((at - struck for at in told if at > struck - 0.001), None) for struck in run.struck)
     return [max(0.0, seconds) for seconds in found if seconds is not None and seconds < HOLD_SECONDS]
 
 
@@ -350,7 +351,7 @@ def show(scenario: str, run: Run, seconds: float) -> str:
         f"{dict(run.failed) or ''}, {run.wrong} wrong in {seconds:.0f} s",
         f"  {run.faults} faults, {run.hits} of them struck live streams; longest wait of a live stream for its next "
         f"token after a fault: median {1000 * statistics.median(gaps):.0f} ms, worst {1000 * gaps[-1]:.0f} ms",
-        f"  from a death to its streams' move: {_spread(run.noticed)}",
+        f"  from a death to its streams' move: {_spread(run.noticed)}; to the end of its leases: {_spread(run.free)}",
         *(f"  NOT CLEAN: {finding}" for finding in run.findings[:20]),
     ]
     return "\n".join(lines)
@@ -390,8 +391,8 @@ def main(scenario: str, model: Path, other_model: Path | None, workers: int, as_
             raise
     report = {"scenario": scenario, "seconds": seconds, "done": run.done, "aborted": run.aborted,
               "failed": dict(run.failed), "wrong": run.wrong, "faults": run.faults, "hits": run.hits,
-              "gaps_ms": [round(1000 * gap, 1) for gap in run.gaps],
-              "noticed_ms": [round(1000 * seconds, 1) for seconds in run.noticed], "findings": run.findings}
+              "findings": run.findings}
+    report |= {f"{name}_ms": [round(1000 * s, 1) for s in getattr(run, name)] for name in ("gaps", "noticed", "free")}
     click.echo(json.dumps(report) if as_json else show(scenario, run, seconds))
     sys.exit(0 if run.clean else 1)
 

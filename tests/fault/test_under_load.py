@@ -13,8 +13,8 @@ from fixtures.models import Models
 
 FAULTS = Path(__file__).parents[2] / "loadtest" / "faults.py"
 # scenario, how many, least share that must strike live streams
-SCENARIOS = [("kill-workers", 8, 0.5), ("segv-workers", 4, 0.5), ("hang-workers", 1, 0), ("kill-pool", 3, 1),
-             ("kill-dispatcher", 3, 1), ("reload", 5, 0.5)]  # fmt: skip
+SCENARIOS = [("kill-workers", 6, 0.5), ("segv-workers", 2, 0.5), ("hang-workers", 1, 0), ("kill-pool", 3, 1),
+             ("kill-dispatcher", 3, 1), ("reload", 4, 0.5)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("scenario", "count", "share"), SCENARIOS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -75,6 +76,12 @@ def raise_oom_score(by: int) -> None:
         path.write_text(str(min(1000, int(path.read_text()) + by)))
     except OSError:  # no /proc, or a sandbox that forbids it: the kernel's own choice stands
         return
+
+
+def be_nice(by: int) -> None:
+    """Gives way to others by so much, with all threads that this process will have. Best effort."""
+    with contextlib.suppress(OSError):  # a sandbox that forbids it
+        os.nice(by)
 
 
 def thread_count() -> int:

@@ -151,6 +151,8 @@ class Connection(asyncio.Protocol):
                 self._http.start_next_cycle()
                 self._set_idle(True)
                 self._server.used(self)
+            elif self._http.our_state is h11.MUST_CLOSE:
+                self._transport.close()
 
     def _send(self, request: h11.Request, answer: Answer) -> None:
         body, headers = answer.body, [("Content-Type", answer.kind)]

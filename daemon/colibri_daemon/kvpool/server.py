@@ -104,7 +104,10 @@ class Server:
         if fault:
             self.pool.suspect(ended - SUSPECT_SECONDS)
             self._unverified |= self.pool.undeclared
+        leased = self.pool.counts()["leased"]
         self._answer(self.pool.worker_dead(worker, now))
+        back = leased - self.pool.counts()["leased"]
+        _log.info("a dead worker's leases are free", slot=worker[0], epoch=worker[1], slabs=back, fault=fault)
         for other in self.pool.workers if fault else ():
             self._verify(other)
 

@@ -152,6 +152,7 @@ def _begin(child: _Child) -> int:
     process.close_all_but((*child.kept, *pages_of(child.arguments)) if child.fresh else child.kept)
     process.set_title(child.role.title)
     process.raise_oom_score(child.role.oom)
+    process.be_nice(child.role.nice)
     if child.fresh:
         Birth(child.role, child.settings, child.fault, child.arguments).become()
     return live(child.role, child.settings, child.fault, child.arguments)

@@ -13,6 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 from colibri_daemon.common import ipc
+from fixtures.descriptors import descriptors
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +30,6 @@ VALUES = st.recursive(
 def split(data: bytes, cuts: list[int]) -> Iterator[bytes]:
     at = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     yield from (data[a:b] for a, b in zip(at, at[1:], strict=False))
-
-
-def open_fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 @pytest.fixture
@@ -140,7 +137,7 @@ def test_descriptors_are_passed(control: Pair, count: int) -> None:
     """They are new ones for the same files, are not inherited by programs, and belong to the receiver."""
     left, right = control
     reader, writer = os.pipe()
-    before = open_fds()
+    before = descriptors()
     assert ipc.send_control(left, {"t": "worker"}, (writer,) * count)
     received = ipc.receive_control(right)
     assert received is not None
@@ -154,7 +151,7 @@ def test_descriptors_are_passed(control: Pair, count: int) -> None:
     assert os.read(reader, 100) == b"x" * count
     os.close(reader)
     os.close(writer)
-    assert len(open_fds()) == len(before) - 2
+    assert len(descriptors()) == len(before) - 2
 
 
 @pytest.mark.parametrize(("data", "count"), [
@@ -168,11 +165,11 @@ def test_descriptors_are_passed(control: Pair, count: int) -> None:
 ])  # fmt: skip
 def test_a_bad_packet_leaves_no_descriptor(control: Pair, data: bytes, count: int) -> None:
     left, right = control
-    before = open_fds()
+    before = descriptors()
     socket.send_fds(left, [data], [0] * count)
     with pytest.raises(ValueError, match="packet|no message"):
         ipc.receive_control(right)
-    assert open_fds() == before
+    assert descriptors() == before
     assert ipc.send_control(left, {"t": "ready"})  # the socket goes on
     assert ipc.receive_control(right) == ({"t": "ready"}, [])
 

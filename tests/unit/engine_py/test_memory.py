@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from colibri_engine import Engine, EngineError
+from fixtures.descriptors import descriptors
 from fixtures.models import Models
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc/<pid>/smaps")
@@ -80,10 +81,6 @@ def resident() -> int:
 
 def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_generating_does_not_grow(models: Models) -> None:

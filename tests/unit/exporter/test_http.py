@@ -120,7 +120,9 @@ async def test_byte_by_byte() -> None:
         assert (await client.answer())[0] == 200
 
 
-async def test_connection_close_and_http_1_0() -> None:
+async def test_connection_close_and_http_1_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server closes at once, not when its patience ends."""
+    monkeypatch.setattr(http, "REQUEST_SECONDS", 3600)
     for request_ in (get("/metrics", "Connection: close"), b"GET /metrics HTTP/1.0\r\n\r\n"):
         async with serving() as client:
             assert (await client.ask(request_))[0] == 200

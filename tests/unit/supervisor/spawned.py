@@ -32,7 +32,7 @@ SETTINGS = load_settings({"log_format": "json"}, {})
 
 
 def role(function: str) -> Role:
-    return Role(f"test {function}", f"spawned:{function}", 123)
+    return Role(f"test {function}", f"spawned:{function}", 123, 4)
 
 
 # ---- what children do ----------------------------------------------------------------------------------------------
@@ -54,7 +54,8 @@ def description(answer: int) -> dict[str, Any]:
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         "stdin": sys.stdin.read() if sys.stdin else None,
         "title": Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode(),
-        "oom": int(Path("/proc/self/oom_score_adj").read_text()),
+        "oom": own_oom(),
+        "nice": os.nice(0),
         "group": os.getpgrp(),
         "wakeup": signal.set_wakeup_fd(-1),
     }
@@ -123,7 +124,8 @@ def scenario_describe() -> dict[str, Any]:
     signal.set_wakeup_fd(-1)
     os.close(theirs)
     body = json.loads(os.read(ours, 65536))
-    body |= {"code": wait(child).code, "parent_group": os.getpgrp(), "parent_oom": own_oom(), "noise": len(noise)}
+    body |= {"code": wait(child).code, "parent_group": os.getpgrp(), "parent_oom": own_oom(), "parent_nice": os.nice(0),
+             "noise": len(noise)}
     body["parent_blocked"] = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
     return body
 

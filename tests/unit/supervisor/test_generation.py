@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -17,6 +16,7 @@ from colibri_daemon.supervisor.kv_memory import KvMemory
 from colibri_daemon.supervisor.lifecycle import NEVER
 from colibri_daemon.supervisor.reloading import refusals
 from colibri_daemon.supervisor.roles import Roles
+from fixtures.descriptors import descriptors
 from supervised import FACTS
 
 SLAB = FACTS.slab_bytes
@@ -134,8 +134,8 @@ def test_what_cannot_be_changed_is_named_with_where_it_stands(tmp_path):
 
 
 def test_descriptors_of_pages_end_with_the_pages():
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
     pages = make_pages(3)
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert descriptors() > before
     del pages
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

@@ -58,6 +58,7 @@ def test_a_child_of_the_group_with_its_own_title(child):
     assert child["title"] == "colibrid: test describe"
     assert child["group"] == child["parent_group"]
     assert child["oom"] == min(1000, child["parent_oom"] + 123)
+    assert child["nice"] == min(19, child["parent_nice"] + 4)
 
 
 def test_streams(child):
@@ -102,7 +103,7 @@ def test_a_fresh_interpreter_gets_the_same(child):
     assert body["inheritable"] == []
     assert body["death"] == signal.SIGKILL
     forked, own = child, body["child"]
-    for name in ("signals", "blocked", "stdin", "oom", "wakeup"):
+    for name in ("signals", "blocked", "stdin", "oom", "nice", "wakeup"):
         assert own[name] == forked[name]
     assert own["title"] == "colibrid: test tell_all"
     names = sorted(what.partition(":")[0] for fd, what in own["fds"].items() if int(fd) > 2)
