@@ -212,7 +212,7 @@ class Scene:
         self.run.faults += 1
         self.run.hits += live
         self._struck = time.monotonic()
-        self.run.struck.append(time.time())
+        self.run.struck += [time.time()] if number != signal.SIGHUP else []
         os.kill(pid, number)
 
     async def await_tokens(self) -> None:
@@ -251,7 +251,7 @@ async def _reload_any(scene: Scene) -> None:
     if turn == 3 and len(scene.models) > 1:
         await scene.reload(model=scene.models[scene.run.faults // 4 % 2])
     else:
-        await scene.reload(max_seqs=(32, 24, 32)[turn % 3], workers=(2, 2, 3)[turn % 3])
+        await scene.reload(max_seqs=(32, 24, 32)[turn % 3], workers=(2, 3, 2)[turn % 3])
 
 
 SCENARIOS: dict[str, Callable[[Scene], Awaitable[None]]] = {
