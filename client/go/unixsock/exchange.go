@@ -13,6 +13,7 @@ type exchange struct {
 	link    *link
 	limited bool   // counts against the connection's limit of live requests
 	id      uint64 // set by the link
+	left    bool   // the daemon was told that nobody reads it; under the link's lock
 
 	maker *colibri.ModelInfo // of the tokens; set by the link before it puts in the first
 

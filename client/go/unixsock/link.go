@@ -120,6 +120,16 @@ func (l *link) tell(m colibri.Message, id uint64) {
 	}
 }
 
+// cancel tells the daemon, once and if the last message of e has not come.
+func (l *link) cancel(e *exchange, reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.calls[e.id] != nil && l.end == nil && !e.left {
+		e.left = true
+		l.send(&colibri.Cancel{Reason: reason}, e.id)
+	}
+}
+
 // send appends a frame for the writer; the lock is held.
 func (l *link) send(m colibri.Message, id uint64) {
 	l.out = colibri.Append(l.out, m, id)

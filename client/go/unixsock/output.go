@@ -151,7 +151,7 @@ func (o *output) Done() *colibri.Done { return o.done }
 func (o *output) Cancel(reason string) {
 	if o.err == nil && !o.cancelled {
 		o.cancelled = true
-		o.ex.link.tell(&colibri.Cancel{Reason: reason}, o.ex.id)
+		o.ex.link.cancel(o.ex, reason)
 	}
 }
 

@@ -41,10 +41,12 @@ func newRequest(ctx context.Context, p *pool, limited bool) *request {
 	return r
 }
 
-// settle: the last message has come, and nothing is left to be cancelled.
+// settle ends the request. If its last message has not come, the daemon is told: the reader may have seen the end of the
+// context before abort could run.
 func (r *request) settle() {
 	r.unwatch()
 	r.cancel()
+	r.abort()
 }
 
 // abort tells the daemon at once, and drops what may still come.
@@ -53,7 +55,7 @@ func (r *request) abort() {
 	e := r.ex
 	r.mu.Unlock()
 	if e != nil {
-		e.link.tell(&colibri.Cancel{}, e.id)
+		e.link.cancel(e, "")
 		e.fail(r.ctx.Err())
 	}
 }
