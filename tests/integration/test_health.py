@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,8 @@ def test_an_idle_worker_that_is_stopped_is_named_until_it_goes_on(model):
         assert reply.reason == f"no progress: worker 1 (pid {pid})"
         assert [worker.up for worker in reply.workers] == [True, False]
         assert reply.workers[1].progress_age_ms >= 1000
+        with ThreadPoolExecutor(8) as several:  # nobody is given to the one that stands still
+            assert list(several.map(lambda _: generates(daemon), range(8))) == [8] * 8
         os.kill(pid, signal.SIGCONT)
         assert [worker.pid for worker in reaches(daemon, "ready", True).workers][1] == pid
         assert generates(daemon) == 8
@@ -57,7 +60,11 @@ def test_without_any_worker_that_moves_it_is_not_ready(model):
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         assert all(f"pid {pid}" in reaches(daemon, "degraded", False).reason for pid in pids)
-        os.kill(pids[0], signal.SIGCONT)
+        with ThreadPoolExecutor(1) as one, Client(daemon.socket) as client:
+            waiting = one.submit(generates, daemon)
+            daemon.until(lambda: client.stats().waiting == 1)
+            os.kill(pids[0], signal.SIGCONT)
+            assert waiting.result() == 8
         reaches(daemon, "degraded", True)
         os.kill(pids[1], signal.SIGCONT)
         assert not any(worker.restarts for worker in reaches(daemon, "ready", True).workers)

@@ -86,6 +86,15 @@ class Generations:
         for generation in self._all.values():
             yield from generation.workers
 
+    def heed(self, up: dict[int | None, bool]) -> bool:
+        """Which workers can work, by pid, as the supervisor sees it. Whether one goes on that stood still."""
+        woken = False
+        for worker in self.workers():
+            stands_still = not up.get(worker.pid, True)
+            woken |= worker.stands_still and not stands_still
+            worker.stands_still = stands_still
+        return woken
+
     def get(self, number: int) -> Generation | None:
         return self._all.get(number)
 

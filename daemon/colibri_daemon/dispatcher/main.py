@@ -127,6 +127,8 @@ class Dispatcher:
 
     def _state(self, message: dict[str, Any], _: list[int]) -> None:
         self.health.update({name: value for name, value in message.items() if name != "t"})
+        if self.generations.heed({worker.get("pid"): worker["up"] for worker in message.get("workers", ())}):
+            self.requests.pump()
 
     def _answer(self, message: dict[str, Any], _: list[int]) -> None:
         self.admin.answered(message)

@@ -5,7 +5,8 @@ token is there: by then it has taken them, and the pool's numbers say so. What i
 that runs out, somebody is preempted (pressure.py).
 
 A place that was asked back counts as free: a worker handles PREEMPT before the ASSIGN that follows it on the link, so
-whoever comes instead loses no step. A worker that is kept for suspects (poison.py) gets them one by one, nobody else.
+whoever comes instead loses no step. A worker that is kept for suspects (poison.py) gets them one by one, nobody else;
+one that stands still (stopped, or hung and not replaced yet) gets nobody.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Host:
     def of(cls, worker: Worker) -> Host:
         leaving = sum(stream.leaving is not None for stream in worker.running.values())
         tries = any(stream.struck_at is not None for stream in worker.running.values())
-        reads = worker.channel.buffered < LINK_BYTES
+        reads = worker.channel.buffered < LINK_BYTES and not worker.stands_still
         return cls(worker, len(worker.running) - leaving, worker.room + leaving if reads else 0, tries)
 
 

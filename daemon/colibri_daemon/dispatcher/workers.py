@@ -32,6 +32,7 @@ class Worker:
         self.slot, self.epoch, self.pid = slot, epoch, pid
         self.running: dict[int, Stream] = {}
         self.loaded = False
+        self.stands_still = False  # by the supervisor's word
         self.max_seqs = self.slabs = self.chunk = 0  # from READY; slabs: of the arena that all workers share
         self.stall_ms = 0.0  # from READY: the longest step
         self.promised = 0  # slabs that what is running has to take yet
