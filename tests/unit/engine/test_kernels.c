@@ -8,7 +8,7 @@
 #include "../../../engine_c/src/kernels/kernels.h"
 #include "test.h"
 
-enum { MAX_N = 224, MAX_ROWS = 40, MAX_NB = 40, FEW_NB = 9, MAX_HD = 176, MAX_HEADS = 9, MAX_KEYS = 70, ROUNDS = 400 };
+enum { MAX_N = 224, MAX_ROWS = 40, MAX_NB = 40, FEW_NB = 9, MAX_HD = 176, MAX_HEADS = 19, MAX_KEYS = 70, ROUNDS = 400 };
 static clb_kernels_t ref, isa;
 static const char *isa_name;
 static unsigned long long seed = 88172645463325252ull;
