@@ -130,6 +130,7 @@ static void pack_densely(clb_step_t *st) {
 
 static void compute(clb_step_t *st) {
     pack_densely(st);
+    clb_attention_plan(st);
     clb_embed(st);
     for (uint32_t layer = 0; layer < st->m->g.layers && clb_step_ok(st); layer++) st->m->arch->layer(st, layer);
     clb_head(st);

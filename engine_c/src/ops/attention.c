@@ -1,8 +1,10 @@
 /* Grouped-query attention (Ainslie et al. 2023) over paged KV with a pinned prefix and a sliding window (attention
- * sinks: Xiao et al. 2024). One chunk = one query position and one KV head, for all query heads of its group.
+ * sinks: Xiao et al. 2024). One chunk = a tile of query positions and one KV head, for all query heads of its group: a
+ * pass over the keys and values that all of them see serves them all.
  *
- * The scores of the visible keys lie in one buffer whose index is congruent to the key's position mod 16, so that the
- * softmax denominator's lanes, and with them its bits, depend on positions only. Invisible keys are never read. */
+ * The scores of a query's visible keys lie in one row whose index is congruent to the key's position mod 16, so that
+ * the softmax denominator's lanes, and with them its bits, depend on positions only. Each query meets its keys one by
+ * one in ascending order, whatever tile it is in. Invisible keys are never read. */
 #include "../base/fp.h"
 #include "../kv/kv_layout.h"
 #include "linear.h"
@@ -35,31 +37,45 @@ void clb_kv_write(clb_step_t *st, uint32_t layer) { clb_run(st, kv_chunk, &layer
 
 /* What a query at position t sees: [0, pinned_end) and [window_from, t]; `shift` maps window positions to indices. */
 typedef struct view {
-    uint32_t pinned_end, window_from, end, shift, cells; /* cells: scores used, a multiple of 16 */
+    uint32_t pinned_end, window_from, end, shift;
 } view_t;
 
 static view_t view_of(const colibri_sequence_t *seq, uint32_t t) {
-    view_t v = {0, 0, t + 1, 0, 0};
+    view_t v = {0, 0, t + 1, 0};
     if (seq->window && t + 1 > seq->window + seq->pinned) {
         v.pinned_end = seq->pinned;
         v.window_from = t + 1 - seq->window;
         uint32_t after = (v.pinned_end + 15) & ~15u;
         v.shift = v.window_from > after ? (v.window_from - after) & ~15u : 0;
     }
-    v.cells = (t + 1 - v.shift + 15) & ~15u;
     return v;
 }
 
-typedef struct query {
+/* A tile: `n` consecutive queries of one sequence, [first, first + n), for all heads of one group. Row i * group + g of
+ * the lane's scores, sums and out is head g of query i. */
+typedef struct tile {
     clb_step_t *st;
     const colibri_sequence_t *seq;
     const uint64_t *keep; /* NULL = all */
     clb_lane_t *lane;
-    uint32_t layer, head, group;
-} query_t;
+    uint32_t layer, head, group, first, n;
+    uint32_t pinned_end, shift; /* of all of them */
+    size_t ld;                  /* scores per row */
+} tile_t;
+
+/* A range of keys for `rows` rows from `row` on; queries of pinned keys lie apart if those are met elsewhere. */
+typedef struct span {
+    uint32_t from, end, shift, row, rows;
+    int pinned;
+} span_t;
+
+static uint32_t next_kept(const tile_t *q, uint32_t pos, uint32_t end) {
+    while (q->keep && pos < end && !(q->keep[pos / 64] >> (pos % 64) & 1)) pos++;
+    return pos;
+}
 
 /* End of the run of kept positions from `pos` that stays in one slab; pos itself is kept. */
-static uint32_t run_end(const query_t *q, uint32_t pos, uint32_t end) {
+static uint32_t run_end(const tile_t *q, uint32_t pos, uint32_t end) {
     uint32_t t = q->st->m->config.slab_tokens, stop = (pos / t + 1) * t;
     if (stop > end) stop = end;
     if (q->keep)
@@ -68,12 +84,7 @@ static uint32_t run_end(const query_t *q, uint32_t pos, uint32_t end) {
     return stop;
 }
 
-static uint32_t next_kept(const query_t *q, uint32_t pos, uint32_t end) {
-    while (q->keep && pos < end && !(q->keep[pos / 64] >> (pos % 64) & 1)) pos++;
-    return pos;
-}
-
-static const uint8_t *rows_at(const query_t *q, clb_kv_part_t part, uint32_t pos) {
+static const uint8_t *rows_at(const tile_t *q, clb_kv_part_t part, uint32_t pos) {
     const struct colibri_model *m = q->st->m;
     uint32_t slab = q->seq->slabs[pos / m->config.slab_tokens];
     if (slab == COLIBRI_NO_SLAB) { /* only possible with an eviction callback that keeps what was given back */
@@ -83,111 +94,158 @@ static const uint8_t *rows_at(const query_t *q, clb_kv_part_t part, uint32_t pos
     return clb_kv_row(m, q->st->arena, slab, q->layer, part, q->head, pos);
 }
 
-static void score_range(const query_t *q, const float *queries, uint32_t from, uint32_t end, uint32_t shift) {
-    const struct colibri_model *m = q->st->m;
-    clb_attn_scores_fn *scores = m->kernels.attn_scores[m->config.kv_format];
-    for (uint32_t pos = next_kept(q, from, end); pos < end;) {
-        uint32_t stop = run_end(q, pos, end);
-        const uint8_t *k = rows_at(q, CLB_KV_K, pos);
-        if (!k) return;
-        scores(queries, q->group, k, stop - pos, m->hdp, q->lane->scores + pos - shift, q->st->score_cap);
-        pos = next_kept(q, stop, end);
+/* Visits the span's runs of kept keys in ascending order: their rows of `part`, and the scores of the first of them. */
+typedef void run_fn(const tile_t *q, const span_t *s, const uint8_t *rows, uint32_t n, float *scores);
+
+static void each_run(const tile_t *q, const span_t *s, clb_kv_part_t part, run_fn *run) {
+    for (uint32_t pos = next_kept(q, s->from, s->end); pos < s->end;) {
+        uint32_t stop = run_end(q, pos, s->end);
+        const uint8_t *rows = rows_at(q, part, pos);
+        if (!rows) return;
+        run(q, s, rows, stop - pos, q->lane->scores + s->row * q->ld + (pos - s->shift));
+        pos = next_kept(q, stop, s->end);
     }
 }
 
-static void value_range(const query_t *q, uint32_t from, uint32_t end, uint32_t shift) {
+static void score_run(const tile_t *q, const span_t *s, const uint8_t *k, uint32_t n, float *scores) {
     const struct colibri_model *m = q->st->m;
-    clb_attn_accumulate_fn *accumulate = m->kernels.attn_accumulate[m->config.kv_format];
-    for (uint32_t pos = next_kept(q, from, end); pos < end;) {
-        uint32_t stop = run_end(q, pos, end);
-        const uint8_t *v = rows_at(q, CLB_KV_V, pos);
-        if (!v) return;
-        accumulate(q->lane->scores + pos - shift, q->st->score_cap, q->group, v, stop - pos, m->hdp, q->lane->out);
-        pos = next_kept(q, stop, end);
+    size_t row = s->row + (s->pinned && q->st->tokens[q->first].pinned_rope ? (size_t)q->n * q->group : 0);
+    m->kernels.attn_scores[m->config.kv_format](q->lane->q + row * m->hdp, s->rows, k, n, m->hdp, scores, q->ld);
+}
+
+static void value_run(const tile_t *q, const span_t *s, const uint8_t *v, uint32_t n, float *scores) {
+    const struct colibri_model *m = q->st->m;
+    m->kernels.attn_accumulate[m->config.kv_format](scores, q->ld, s->rows, v, n, m->hdp,
+                                                    q->lane->out + (size_t)s->row * m->hdp);
+}
+
+static view_t view_at(const tile_t *q, uint32_t i) { return view_of(q->seq, q->st->tokens[q->first + i].pos); }
+
+/* All visible keys of every row, ascending for each: the pinned ones, then what only some queries see of the beginning
+ * of the window, what all see, and what only the later ones see of its end. */
+static void each_span(const tile_t *q, clb_kv_part_t part, run_fn *run) {
+    view_t a = view_at(q, 0), z = view_at(q, q->n - 1);
+    uint32_t all = q->n * q->group, low = z.window_from, high = a.end > low ? a.end : low;
+    each_run(q, &(span_t){0, q->pinned_end, 0, 0, all, 1}, part, run);
+    for (uint32_t i = 0; i < q->n && view_at(q, i).window_from < low; i++) {
+        view_t v = view_at(q, i);
+        uint32_t end = v.end < low ? v.end : low;
+        each_run(q, &(span_t){v.window_from, end, q->shift, i * q->group, q->group, 0}, part, run);
     }
+    each_run(q, &(span_t){low, high, q->shift, 0, all, 0}, part, run);
+    for (uint32_t i = 0; i < q->n; i++)
+        each_run(q, &(span_t){high, view_at(q, i).end, q->shift, i * q->group, q->group, 0}, part, run);
 }
 
 static void fill(float *p, uint32_t from, uint32_t to) {
     for (uint32_t i = from; i < to; i++) p[i] = -CLB_INF;
 }
 
+/* Cells of query i's scores that count, a multiple of 16. */
+static uint32_t cells_of(const tile_t *q, uint32_t i) { return (view_at(q, i).end - q->shift + 15) & ~15u; }
+
 /* -inf wherever no score will be written. */
-static void clear_scores(const query_t *q, const view_t *v) {
-    for (uint32_t g = 0; g < q->group; g++) {
-        float *p = q->lane->scores + (size_t)g * q->st->score_cap;
-        if (q->keep) fill(p, 0, v->cells);
-        fill(p, v->pinned_end, v->window_from - v->shift);
-        fill(p, v->end - v->shift, v->cells);
+static void clear_scores(const tile_t *q) {
+    for (uint32_t row = 0; row < q->n * q->group; row++) {
+        view_t v = view_at(q, row / q->group);
+        float *p = q->lane->scores + row * q->ld;
+        if (q->keep) fill(p, 0, cells_of(q, row / q->group));
+        fill(p, v.pinned_end, v.window_from - q->shift);
+        fill(p, v.end - q->shift, cells_of(q, row / q->group));
     }
 }
 
-/* The group's queries, rotated for window keys, and for pinned keys if those are met elsewhere. */
-static void rotate(const query_t *q, uint32_t t) {
+static float *head_of(const tile_t *q, float *x, uint32_t row) {
+    size_t t = q->first + row / q->group, head = (size_t)q->head * q->group + row % q->group;
+    return x + t * q->st->ldq + head * q->st->m->g.head_dim;
+}
+
+/* The tile's queries, rotated for window keys, and for pinned keys if those are met elsewhere. */
+static void rotate(const tile_t *q) {
     const struct colibri_model *m = q->st->m;
-    uint32_t hd = m->g.head_dim, hdp = m->hdp;
+    uint32_t hd = m->g.head_dim, hdp = m->hdp, rows = q->n * q->group;
     float scale = 1.0f / clb_sqrtf((float)hd);
-    for (uint32_t g = 0; g < q->group; g++) {
-        const float *src = q->st->q + (size_t)t * q->st->ldq + ((size_t)q->head * q->group + g) * hd;
+    for (uint32_t row = 0; row < rows; row++) {
+        uint32_t t = q->first + row / q->group;
         for (uint32_t where = 0; where < (q->st->tokens[t].pinned_rope ? 2u : 1u); where++) {
-            float *dst = q->lane->q + ((size_t)where * q->group + g) * hdp;
+            float *dst = q->lane->q + (size_t)(where * rows + row) * hdp;
             size_t at = (size_t)t * hd + where * (hd / 2);
-            memcpy(dst, src, hd * sizeof *dst);
+            memcpy(dst, head_of(q, q->st->q, row), hd * sizeof *dst);
             memset(dst + hd, 0, (hdp - hd) * sizeof *dst);
             m->kernels.rope(dst, q->st->cos + at, q->st->sin + at, scale, hd);
         }
     }
 }
 
-static void weigh(const query_t *q, const view_t *v, float *sums) {
-    for (uint32_t g = 0; g < q->group; g++)
-        sums[g] = q->st->m->kernels.softmax(q->lane->scores + (size_t)g * q->st->score_cap, v->cells);
-}
-
-static void add_mass(const query_t *q, const view_t *v, const float *sums) {
+static void add_mass(const tile_t *q) {
     float *mass = q->st->mass;
-    for (uint32_t g = 0; g < q->group; g++) {
-        const float *p = q->lane->scores + (size_t)g * q->st->score_cap;
-        for (uint32_t i = 0; i < v->pinned_end; i++) mass[i] += p[i] / sums[g];
-        for (uint32_t i = v->window_from; i < v->end; i++) mass[i] += p[i - v->shift] / sums[g];
+    for (uint32_t row = 0; row < q->n * q->group; row++) {
+        view_t v = view_at(q, row / q->group);
+        const float *p = q->lane->scores + row * q->ld, sum = q->lane->sums[row];
+        for (uint32_t i = 0; i < v.pinned_end; i++) mass[i] += p[i] / sum;
+        for (uint32_t i = v.window_from; i < v.end; i++) mass[i] += p[i - q->shift] / sum;
     }
 }
 
-static void attend(const query_t *q, uint32_t t) {
+static void attend(const tile_t *q) {
     const struct colibri_model *m = q->st->m;
-    view_t v = view_of(q->seq, q->st->tokens[t].pos);
-    float *sums = q->lane->sums;
-    rotate(q, t);
-    clear_scores(q, &v);
-    const float *pinned = q->lane->q + (q->st->tokens[t].pinned_rope ? (size_t)q->group * m->hdp : 0);
-    score_range(q, pinned, 0, v.pinned_end, 0);
-    score_range(q, q->lane->q, v.window_from, v.end, v.shift);
-    weigh(q, &v, sums);
-    memset(q->lane->out, 0, (size_t)q->group * m->hdp * sizeof(float));
-    value_range(q, 0, v.pinned_end, 0);
-    value_range(q, v.window_from, v.end, v.shift);
-    for (uint32_t g = 0; g < q->group; g++) {
-        float *out = q->st->attn + (size_t)t * q->st->ldq + ((size_t)q->head * q->group + g) * m->g.head_dim;
-        memcpy(out, q->lane->out + (size_t)g * m->hdp, m->g.head_dim * sizeof *out);
-        m->kernels.scale(1.0f / sums[g], m->g.head_dim, out);
+    uint32_t rows = q->n * q->group;
+    rotate(q);
+    clear_scores(q);
+    each_span(q, CLB_KV_K, score_run);
+    for (uint32_t row = 0; row < rows; row++)
+        q->lane->sums[row] = m->kernels.softmax(q->lane->scores + row * q->ld, cells_of(q, row / q->group));
+    memset(q->lane->out, 0, (size_t)rows * m->hdp * sizeof(float));
+    each_span(q, CLB_KV_V, value_run);
+    for (uint32_t row = 0; row < rows; row++) {
+        float *out = head_of(q, q->st->attn, row);
+        memcpy(out, q->lane->out + (size_t)row * m->hdp, m->g.head_dim * sizeof *out);
+        m->kernels.scale(1.0f / q->lane->sums[row], m->g.head_dim, out);
     }
-    if (q->st->mass) add_mass(q, &v, sums);
+    if (q->st->mass) add_mass(q);
 }
 
-static query_t query_at(clb_step_t *st, uint32_t layer, uint32_t t, uint32_t head, clb_lane_t *lane) {
-    uint32_t s = st->tokens[t].seq;
-    return (query_t){st,
-                     clb_sequence(st, s),
-                     st->keep ? st->keep + (size_t)s * st->keep_words : NULL,
-                     lane,
-                     layer,
-                     head,
-                     st->m->g.heads / st->m->g.kv_heads};
+static uint32_t group_of(const clb_step_t *st) { return st->m->g.heads / st->m->g.kv_heads; }
+
+/* Floats from one row of scores to the next: an odd multiple of 16, so that rows do not alias in L1. */
+static uint32_t row_stride(const clb_step_t *st, uint32_t first, uint32_t n) {
+    const colibri_sequence_t *seq = clb_sequence(st, st->tokens[first].seq);
+    return ((st->tokens[first + n - 1].pos - view_of(seq, st->tokens[first].pos).shift) / 16 + 1) * 16 | 16u;
+}
+
+static int fits(const clb_step_t *st, uint32_t first, uint32_t n) {
+    const clb_token_t *a = &st->tokens[first], *z = &st->tokens[first + n - 1];
+    const colibri_sequence_t *seq = clb_sequence(st, a->seq);
+    return a->seq == z->seq && view_of(seq, a->pos).pinned_end == view_of(seq, z->pos).pinned_end &&
+           (uint64_t)n * group_of(st) * row_stride(st, first, n) <= st->score_floats;
+}
+
+/* A few tiles per lane at least, so that the last to finish is not far behind. */
+void clb_attention_plan(clb_step_t *st) {
+    enum { CHUNKS_PER_LANE = 4 };
+    uint32_t most = st->n_tokens * st->m->g.kv_heads / (st->m->config.threads * CHUNKS_PER_LANE);
+    if (most > st->tile_queries) most = st->tile_queries;
+    st->n_tiles = 0;
+    for (uint32_t first = 0, n; first < st->n_tokens; first += n) {
+        for (n = 1; n < most && first + n < st->n_tokens && fits(st, first, n + 1);) n++;
+        st->tiles[st->n_tiles++] = (clb_tile_t){first, n};
+    }
+}
+
+static tile_t tile_at(clb_step_t *st, uint32_t layer, clb_tile_t at, uint32_t head, clb_lane_t *lane) {
+    uint32_t s = st->tokens[at.first].seq;
+    view_t first = view_of(clb_sequence(st, s), st->tokens[at.first].pos);
+    return (tile_t){.st = st, .seq = clb_sequence(st, s), .lane = lane, .layer = layer, .head = head,
+                    .keep = st->keep ? st->keep + (size_t)s * st->keep_words : NULL, .group = group_of(st),
+                    .first = at.first, .n = at.n, .pinned_end = first.pinned_end, .shift = first.shift,
+                    .ld = row_stride(st, at.first, at.n)};
 }
 
 static void attend_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane_t *lane) {
-    uint32_t heads = st->m->g.kv_heads, t = st->n_tokens - 1 - chunk / heads; /* longest first */
-    query_t q = query_at(st, *(const uint32_t *)arg, t, chunk % heads, lane);
-    attend(&q, t);
+    uint32_t heads = st->m->g.kv_heads;
+    clb_tile_t at = st->tiles[st->n_tiles - 1 - chunk / heads]; /* longest first */
+    tile_t q = tile_at(st, *(const uint32_t *)arg, at, chunk % heads, lane);
+    attend(&q);
 }
 
 /* With kv_mass: all of one sequence in one chunk, so that the sums over heads and queries have one order. */
@@ -201,8 +259,8 @@ static void attend_sequence(clb_step_t *st, const void *arg, uint32_t chunk, clb
         memset(st->mass, 0, n * sizeof *st->mass);
         for (; t < st->n_tokens && st->tokens[t].seq == st->tokens[from].seq; t++)
             for (uint32_t head = 0; head < st->m->g.kv_heads; head++) {
-                query_t q = query_at(st, layer, t, head, lane);
-                attend(&q, t);
+                tile_t q = tile_at(st, layer, (clb_tile_t){t, 1}, head, lane);
+                attend(&q);
             }
         if (!clb_step_ok(st)) return;
         c->kv_mass(c->user, seq->id, (int32_t)layer, n, st->mass);
@@ -238,7 +296,7 @@ static void ask_evictions(clb_step_t *st, uint32_t layer) {
 void clb_attention(clb_step_t *st, uint32_t layer) {
     ask_evictions(st, layer);
     if (st->mass) clb_run(st, attend_sequence, &layer, 1);
-    else clb_run(st, attend_chunk, &layer, st->n_tokens * st->m->g.kv_heads);
+    else clb_run(st, attend_chunk, &layer, st->n_tiles * st->m->g.kv_heads);
 }
 
 static void pack_chunk(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *lane) {

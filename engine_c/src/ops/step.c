@@ -20,15 +20,15 @@ static void take_acts(clb_acts_t *acts, clb_arena_t *a, uint64_t rows, uint32_t 
 
 static void take_lane(clb_lane_t *lane, const clb_step_t *st, clb_arena_t *a) {
     const clb_geometry_t *g = &st->m->g;
-    uint32_t group = g->heads / g->kv_heads, hdp = st->m->hdp;
+    uint64_t rows = (uint64_t)st->tile_queries * (g->heads / g->kv_heads), hdp = st->m->hdp;
     clb_lane_t l = {
         .row = CLB_TAKE(a, float, larger(up_to(g->hidden, 32), st->ldq)),
         .gate = CLB_TAKE(a, float, CLB_ROW_TILE * 32),
         .up = CLB_TAKE(a, float, CLB_ROW_TILE * 32),
-        .q = CLB_TAKE(a, float, (uint64_t)2 * group * hdp),
-        .out = CLB_TAKE(a, float, (uint64_t)group * hdp),
-        .scores = CLB_TAKE(a, float, (uint64_t)group * st->score_cap),
-        .sums = CLB_TAKE(a, float, group),
+        .q = CLB_TAKE(a, float, 2 * rows * hdp),
+        .out = CLB_TAKE(a, float, rows * hdp),
+        .scores = CLB_TAKE(a, float, st->score_floats),
+        .sums = CLB_TAKE(a, float, rows),
         .router = CLB_TAKE(a, float, (uint64_t)clb_blocks(g->hidden) * CLB_BLOCK * CLB_PANEL),
     };
     if (lane) *lane = l;
@@ -65,6 +65,19 @@ static void take_moe(clb_step_t *st, clb_arena_t *a) {
     st->down = CLB_TAKE(a, float, rows * st->ldh);
 }
 
+/* A row of scores has at most max_visible cells, 30 more for alignment and 16 for the stride, and one more for each
+ * further query of its tile. */
+static void layout_tiles(clb_step_t *st) {
+    const colibri_config_t *c = &st->m->config;
+    uint32_t group = st->m->g.heads / st->m->g.kv_heads, queries = CLB_TILE_ROWS / group;
+    if (queries > CLB_TILE_QUERIES) queries = CLB_TILE_QUERIES;
+    if (queries > c->max_tokens) queries = c->max_tokens;
+    st->tile_queries = queries ? queries : 1;
+    uint64_t row = (uint64_t)up_to(c->max_visible, 16) + 48, least = group * row;
+    uint64_t most = st->tile_queries * group * (row + up_to(st->tile_queries, 16));
+    st->score_floats = most < CLB_TILE_SCORES ? most : least > CLB_TILE_SCORES ? least : CLB_TILE_SCORES;
+}
+
 void clb_step_layout(clb_step_t *st, const struct colibri_model *m, clb_arena_t *a) {
     const clb_geometry_t *g = &m->g;
     const colibri_config_t *c = &m->config;
@@ -74,9 +87,10 @@ void clb_step_layout(clb_step_t *st, const struct colibri_model *m, clb_arena_t 
     st->ldk = up_to(g->kv_heads * g->head_dim, CLB_PANEL);
     st->ldh = up_to(g->hidden, CLB_PANEL);
     st->lde = up_to(g->experts, CLB_PANEL);
-    st->score_cap = up_to(c->max_visible, 16) + 32;
+    layout_tiles(st);
     st->keep_words = evicting ? (c->max_context + 63) / 64 : 0;
     st->bad = CLB_TAKE(a, uint32_t, c->max_sequences);
+    st->tiles = CLB_TAKE(a, clb_tile_t, c->max_tokens);
     take_rows(st, a);
     take_moe(st, a);
     st->keep = CLB_TAKE(a, uint64_t, (uint64_t)c->max_sequences * st->keep_words);

@@ -8,16 +8,19 @@
 #include "../base/arena.h"
 #include "../model/model.h"
 
+/* An attention tile has at most CLB_TILE_ROWS rows (queries times heads of a group, at least one query), at most
+ * CLB_TILE_QUERIES queries, and where there is a choice at most CLB_TILE_SCORES scores, so that they stay in L2. */
+enum { CLB_TILE_ROWS = 64, CLB_TILE_QUERIES = 32, CLB_TILE_SCORES = 384 * 1024 };
 enum { CLB_ROW_TILE = 64 }; /* rows that share one pass over a panel; keeps activations in L2 */
 
 typedef struct clb_lane {
     float *row;     /* [max(hidden, heads*head_dim) rounded up to 32] */
     float *gate;    /* [CLB_ROW_TILE][32] */
     float *up;      /* [CLB_ROW_TILE][32] */
-    float *q;       /* [2][group][hdp]: queries for window keys, for pinned keys */
-    float *out;     /* [group][hdp] */
-    float *scores;  /* [group][score_cap] */
-    float *sums;    /* [group] softmax denominators */
+    float *q;       /* [2][rows][hdp]: queries for window keys, for pinned keys; rows = tile_queries * group */
+    float *out;     /* [rows][hdp] */
+    float *scores;  /* [score_floats] */
+    float *sums;    /* [rows] softmax denominators */
     float *router;  /* [hidden padded][16]: one dequantised panel of the int8 table */
 } clb_lane_t;
 
@@ -40,6 +43,10 @@ typedef struct clb_token {
     int pinned_rope;                /* the query meets pinned keys at another position */
 } clb_token_t;
 
+typedef struct clb_tile {
+    uint32_t first, n; /* queries [first, first + n) */
+} clb_tile_t;
+
 typedef struct clb_step {
     const struct colibri_model *m;
     colibri_batch_t *batch;
@@ -51,6 +58,7 @@ typedef struct clb_step {
     uint32_t next;        /* atomic: next chunk of the running phase */
 
     clb_token_t *tokens;  /* [max_tokens] */
+    clb_tile_t *tiles;    /* [max_tokens] attention's, n_tiles of them in this step */
     uint32_t *bad;        /* [max_sequences] atomic flags: non-finite seen */
     float *x;             /* [max_tokens][hidden] residual stream */
     float *cos, *sin;     /* [max_tokens][2][head_dim/2]: at t, and at the pinned query position */
@@ -73,7 +81,8 @@ typedef struct clb_step {
     uint64_t *keep;       /* [max_sequences][keep_words], only with an eviction callback */
     float *mass;          /* [max_context], only with kv_mass */
     clb_lane_t *lanes;    /* [threads] */
-    uint32_t ldq, ldk, ldh, lde, keep_words, score_cap;
+    uint64_t score_floats;
+    uint32_t ldq, ldk, ldh, lde, keep_words, tile_queries, n_tiles;
 } clb_step_t;
 
 /* Lays the step out in the arena; with base NULL only counts. */
@@ -96,6 +105,7 @@ void clb_embed(clb_step_t *st);                                /* x, rope tables
 void clb_norm(clb_step_t *st, const float *w, uint32_t mask);
 void clb_qkv(clb_step_t *st, const clb_layer_t *l);            /* q, k, v from in */
 void clb_kv_write(clb_step_t *st, uint32_t layer);             /* rotates k, stores k and v */
+void clb_attention_plan(clb_step_t *st);                       /* tiles, once per step */
 void clb_attention(clb_step_t *st, uint32_t layer);            /* attn from q and the slabs */
 void clb_attn_project(clb_step_t *st, const clb_layer_t *l);   /* x += o(attn) */
 void clb_route(clb_step_t *st, uint32_t layer);                /* picked, weight, slot, buckets */
