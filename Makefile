@@ -179,6 +179,17 @@ callgrind: ## instruction counts of a fixed C program [CALLGRIND=name in engine_
 	    $(BUILD)/profile/bench/$(CALLGRIND)
 	@callgrind_annotate --threshold=95 $(BUILD)/callgrind.$(CALLGRIND) | grep -E 'PROGRAM TOTALS|^ *[0-9,]+ \(' | awk 'NR <= 20'
 
+# The compiler is part of the record: engine_c/bench/guard.py.
+COMPILER = $(shell $(CC) --version | head -n 1)
+GUARD    = $(PYTHON) $(E)/bench/guard.py $(BUILD)/nolto/bench/guard '$(COMPILER)'
+.PHONY: guard guard-update guard-program
+guard-program:
+	@$(MAKE) --no-print-directory $(BUILD)/nolto/bench/guard VARIANT=nolto
+guard: guard-program ## instruction counts of fixed kernels and a fixed forward against engine_c/bench/guard.json
+	@$(GUARD)
+guard-update: guard-program ## records them anew, after a deliberate change
+	@$(GUARD) --update
+
 # ---- longer measurements -----------------------------------------------------------------------------------------
 .PHONY: overhead faults soak golden-full
 OVERHEAD_ARGS ?= --rate 1000 --seconds 20
@@ -209,7 +220,7 @@ cmake: ## the same library and tests through CMake, in build/cmake
 	ctest --test-dir $(BUILD)/cmake --output-on-failure
 
 # What needs neither core to itself goes side by side under make -j; its output comes whole.
-PHASES := ctest cmake sanitize portability fuzz check gotest
+PHASES := ctest guard cmake sanitize portability fuzz check gotest
 FUZZ_DEFAULT = $(if $(filter command line environment,$(origin FUZZ_SECONDS)),$(FUZZ_SECONDS),15)
 test: ## everything CI runs
 	+@$(MAKE) --no-print-directory build python $(BUILD)/colibri-gateway
