@@ -68,6 +68,12 @@ CLB_EMU void clb_emu_mask_storeu_ps(float *p, __mmask16 k, __m512 a) {
     for (int i = 0; i < 16; i++)
         if (k >> i & 1) p[i] = t[i];
 }
+CLB_EMU __m512 clb_emu_shuffle_f32x4(__m512 a, __m512 b, int from) { /* two 128-bit lanes of a, then two of b */
+    float x[16], y[16], r[16];
+    _mm512_storeu_ps(x, a), _mm512_storeu_ps(y, b);
+    for (int i = 0; i < 4; i++) memcpy(r + 4 * i, (i < 2 ? x : y) + 4 * (from >> (2 * i) & 3), 16);
+    return _mm512_loadu_ps(r);
+}
 
 /* compilers define some of them for targets without AVX-512 too */
 #undef _mm512_cvtepi32_ps
@@ -80,6 +86,7 @@ CLB_EMU void clb_emu_mask_storeu_ps(float *p, __mmask16 k, __m512 a) {
 #undef _mm512_srai_epi32
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_mask_storeu_ps
+#undef _mm512_shuffle_f32x4
 #define _mm512_cvtepi32_ps clb_emu_cvtepi32_ps
 #define _mm512_cvtps_epi32 clb_emu_cvtps_epi32
 #define _mm512_cvttps_epi32 clb_emu_cvttps_epi32
@@ -90,4 +97,5 @@ CLB_EMU void clb_emu_mask_storeu_ps(float *p, __mmask16 k, __m512 a) {
 #define _mm512_srai_epi32 clb_emu_srai_epi32
 #define _mm512_maskz_loadu_ps clb_emu_maskz_loadu_ps
 #define _mm512_mask_storeu_ps clb_emu_mask_storeu_ps
+#define _mm512_shuffle_f32x4 clb_emu_shuffle_f32x4
 #endif
