@@ -62,6 +62,12 @@ CLB_EMU __m512 clb_emu_maskz_loadu_ps(__mmask16 k, const float *p) {
         if (k >> i & 1) t[i] = p[i];
     return _mm512_loadu_ps(t);
 }
+CLB_EMU __m512i clb_emu_maskz_loadu_epi32(__mmask16 k, const int32_t *p) {
+    int32_t t[16] = {0};
+    for (int i = 0; i < 16; i++)
+        if (k >> i & 1) t[i] = p[i];
+    return _mm512_loadu_si512(t);
+}
 CLB_EMU void clb_emu_mask_storeu_ps(float *p, __mmask16 k, __m512 a) {
     float t[16];
     _mm512_storeu_ps(t, a);
@@ -85,6 +91,7 @@ CLB_EMU __m512 clb_emu_shuffle_f32x4(__m512 a, __m512 b, int from) { /* two 128-
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_srai_epi32
 #undef _mm512_maskz_loadu_ps
+#undef _mm512_maskz_loadu_epi32
 #undef _mm512_mask_storeu_ps
 #undef _mm512_shuffle_f32x4
 #define _mm512_cvtepi32_ps clb_emu_cvtepi32_ps
@@ -96,6 +103,7 @@ CLB_EMU __m512 clb_emu_shuffle_f32x4(__m512 a, __m512 b, int from) { /* two 128-
 #define _mm512_cvtepu16_epi32 clb_emu_cvtepu16_epi32
 #define _mm512_srai_epi32 clb_emu_srai_epi32
 #define _mm512_maskz_loadu_ps clb_emu_maskz_loadu_ps
+#define _mm512_maskz_loadu_epi32 clb_emu_maskz_loadu_epi32
 #define _mm512_mask_storeu_ps clb_emu_mask_storeu_ps
 #define _mm512_shuffle_f32x4 clb_emu_shuffle_f32x4
 #endif

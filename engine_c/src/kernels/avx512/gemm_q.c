@@ -1,8 +1,8 @@
 /* AVX-512 VNNI GEMM of one panel in q8 and q4: a zmm holds 4 k of all 16 output rows, vpdpbusd takes u8 weights and an
  * s8 broadcast of 4 activations straight from memory. The int32 sum starts at -offset * sum(x), so stored unsigned
- * weights give the signed dot exactly. A tile of up to 16 activation rows keeps its float sums in registers beside 8 zmm
- * of weights; its rows go in groups whose integer sums advance together, since one row's 8 dependent vpdpbusd take 40
- * cycles and the scheduler sees only a few rows ahead. One tile function per height, chosen from a table: no cliff.
+ * weights give the signed dot exactly. A tile of up to 16 activation rows keeps its float sums in registers beside 8
+ * zmm of weights; its rows go in groups whose integer sums advance together, since one row's 8 dependent vpdpbusd take
+ * 40 cycles and the scheduler sees only a few rows ahead. One tile function per height, chosen from a table: no cliff.
  *
  * The bound: a row of a block costs 8 vpdpbusd, a conversion, a product of scales and an fma, all on the two 512-bit
  * ports, so at most 8/11 = 73 % of the vpdpbusd rate. Tiles over 2 to 4 panels, which share the broadcasts, were
@@ -11,7 +11,7 @@
 #include "avx512.h"
 #include "vec.h"
 
-enum { TILE = 16, SPAN = 32, AHEAD = 2304 }; /* rows; blocks; bytes of prefetch distance */
+enum { TILE = 16, FEW = 5, SPAN = 32, AHEAD = 2304 }; /* rows; rows; blocks; bytes of prefetch distance */
 
 /* the block's weights as u8, group g = k 4g .. 4g + 3, and the 16 scales */
 CLB_INLINE __m512 load_block(const uint8_t *w, const int format, __m512i g[8]) {
@@ -43,21 +43,23 @@ CLB_INLINE __m512i dot4(__m512i sum, __m512i weights, const int8_t *q) {
 #endif
 }
 
-/* start[r] = -offset * s[r] for R rows: 8 or 128 times, by a shift */
-CLB_INLINE void starts(const int32_t *s, const uint32_t R, const int format, int32_t *start) {
+/* start[b][r] = -offset * s[b][r] for n blocks of R rows: 8 or 128 times, by a shift */
+CLB_INLINE void starts(const int32_t *s, size_t cap, uint32_t n, const uint32_t R, const int format, int32_t *start) {
     const int shift = format == CLB_FMT_q4 ? 3 : 7;
-    if (R < TILE) {
-        for (uint32_t r = 0; r < R; r++) start[r] = -(s[r] * (1 << shift));
-    } else {
-        __m512i v = _mm512_slli_epi32(_mm512_loadu_si512(s), (unsigned)shift);
-        _mm512_storeu_si512(start, _mm512_sub_epi32(_mm512_setzero_si512(), v));
+    for (uint32_t b = 0; b < n; b++, s += cap, start += TILE) {
+        if (R <= FEW) {
+            for (uint32_t r = 0; r < R; r++) start[r] = -(s[r] * (1 << shift));
+        } else {
+            __m512i v = R < TILE ? _mm512_maskz_loadu_epi32(mask16(R), s) : _mm512_loadu_si512(s);
+            v = _mm512_slli_epi32(v, (unsigned)shift);
+            _mm512_store_si512(start, _mm512_sub_epi32(_mm512_setzero_si512(), v));
+        }
     }
-    __asm__("" : "+m"(*(int32_t(*)[TILE])start)); /* broadcast from memory, not by shuffles on a multiplier's port */
 }
 
 /* acc[r] += one block, n rows */
-CLB_INLINE void rows_block(const __m512i g[8], const __m512 scale, const int8_t *q, const float *d, const int32_t *start,
-                           const uint32_t n, __m512 *acc) {
+CLB_INLINE void rows_block(const __m512i g[8], const __m512 scale, const int8_t *q, const float *d,
+                           const int32_t *start, const uint32_t n, __m512 *acc) {
     __m512i sum[TILE];
     CLB_UNROLL
     for (uint32_t r = 0; r < n; r++) sum[r] = _mm512_set1_epi32(start[r]);
@@ -75,8 +77,13 @@ CLB_INLINE void rows_block(const __m512i g[8], const __m512 scale, const int8_t 
 CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row,
                      const uint32_t R, float *y, size_t ldy) {
     const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
-    const uint32_t most = R > 12 ? 4 : 6, groups = (R + most - 1) / most, G = (R + groups - 1) / groups;
+    const uint32_t most = R > 12 ? 4 : R > 8 ? 6 : 8, groups = (R + most - 1) / most; /* what registers are left for */
+    /* Starts of all blocks at once, so that no dot waits for its own to come back from the store: pays from 6 to 15
+     * rows; fewer have too little work to share it, a full tile enough to hide it. */
+    const int ahead = R > FEW && R < TILE;
+    _Alignas(64) int32_t all[SPAN * TILE], *start = all;
     __m512 acc[TILE];
+    if (ahead) starts(x->s + (size_t)b * x->cap + row, x->cap, end - b, R, format, all);
     CLB_UNROLL
     for (uint32_t r = 0; r < R; r++) acc[r] = _mm512_loadu_ps(y + r * ldy);
     for (; b < end; b++, w += bytes) {
@@ -84,15 +91,20 @@ CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t en
         const int8_t *q = (const int8_t *)x->q + at * CLB_BLOCK;
         const float *d = x->d + at;
         __asm__("" : "+r"(q), "+r"(d)); /* plain addresses: an indexed one takes two slots of the front end */
-        _Alignas(64) int32_t start[TILE];
         __m512i g[8];
         CLB_UNROLL
         for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
         const __m512 scale = load_block(w, format, g);
-        starts(x->s + at, R, format, start);
+        if (!ahead) {
+            starts(x->s + at, x->cap, 1, R, format, start);
+            __asm__("" : "+m"(*(int32_t(*)[TILE])all)); /* broadcast from memory, not by shuffles on a dot's port */
+        }
         CLB_UNROLL
-        for (uint32_t r = 0; r < R; r += G)
-            rows_block(g, scale, q + CLB_BLOCK * r, d + r, start + r, R - r < G ? R - r : G, acc + r);
+        for (uint32_t i = 0; i < groups; i++) { /* of even size */
+            const uint32_t r = R * i / groups, n = R * (i + 1) / groups - r;
+            rows_block(g, scale, q + CLB_BLOCK * r, d + r, start + r, n, acc + r);
+        }
+        if (ahead) start += TILE;
     }
     CLB_UNROLL
     for (uint32_t r = 0; r < R; r++) _mm512_storeu_ps(y + r * ldy, acc[r]);
