@@ -18,7 +18,10 @@ EXTRA: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
 
 
 class OverHttp:
-    """url: the server, with or without /v1. extra: fields of the body; null takes one of EXTRA away."""
+    """url: the server, with or without /v1. extra: fields of the body; null takes one of EXTRA away.
+
+    Each request has a connection of its own: llama-server closes kept ones as it likes, and a request that meets that
+    would fail."""
 
     def __init__(self, url: str, *, model: str | None = None, key: str | None = None, vocab: int = VOCAB,
                  extra: Mapping[str, Any] | None = None) -> None:
@@ -28,7 +31,7 @@ class OverHttp:
 
     async def open(self) -> int:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._http = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0),
+        self._http = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0, force_close=True),
                                            timeout=aiohttp.ClientTimeout(total=None), read_bufsize=1 << 20)  # fmt: skip
         try:
             self._model = self._model or await self._first_model()

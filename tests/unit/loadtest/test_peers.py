@@ -19,8 +19,11 @@ PEERS = Path(__file__).resolve().parents[3] / "loadtest" / "peers"
 LLAMA = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$(dirname "$0")/calls"
 case "$0" in
+*/ik/*batched*) echo '|    PP |     TG |    B |   N_KV |   T_PP s | S_PP t/s |   T_TG s | S_TG t/s |'
+    echo '|-------|--------|------|--------|----------|----------|----------|----------|'
+    echo '|     1 |      4 |    4 |     17 |    0.100 |    10.00 |    0.500 |     2.00 |' ;;
 *batched*) echo 'a line of talk'; echo '{"pl": 4, "speed_tg": 1.0}' ;;
-*) echo '[{"n_prompt": 8, "avg_ts": 0.5}, {"n_prompt": 0, "avg_ts": 0.25}]' ;;
+*) case "$*" in *"-p 8"*) rate=0.5 ;; *) rate=0.25 ;; esac; echo '[{"avg_ts": '$rate'}]' ;;
 esac
 """
 
@@ -67,37 +70,51 @@ def test_what_gguf_cannot_say_is_refused(models: Models, tmp_path: Path, geometr
     assert list(tmp_path.iterdir()) == []
 
 
+def programs(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("llama-bench", "llama-batched-bench"):
+        (folder / name).write_text(LLAMA)
+        (folder / name).chmod(0o755)
+    return folder / "llama-bench"
+
+
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
     """A folder with the two programs; returns llama-bench."""
-    (tmp_path / "bin").mkdir()
-    for name in ("llama-bench", "llama-batched-bench"):
-        (tmp_path / "bin" / name).write_text(LLAMA)
-        (tmp_path / "bin" / name).chmod(0o755)
-    return tmp_path / "bin" / "llama-bench"
+    return programs(tmp_path / "bin")
 
 
 def test_comparison_alternates_and_reports_medians(models: Models, tmp_path: Path, llama: Path) -> None:
     done = script("compare.py", "--model", models.random({}, "q8"), "--llama-bench", llama,
-                  "--cache", tmp_path / "gguf", "-p", 8, "-n", 4, "-t", 1, "-b", "1,4", "--pairs", 3, "-r", 1,
-                  "--json", tmp_path / "r.json")
+                  "--ik-bench", programs(tmp_path / "ik"), "--cache", tmp_path / "gguf", "-p", 8, "-n", 4, "-d", "0,3",
+                  "-t", 1, "-b", "1,4", "--pairs", 3, "-r", 1, "--json", tmp_path / "r.json")
     assert done.returncode == 0, done.stderr
-    rows: list[dict[str, Any]] = json.loads((tmp_path / "r.json").read_text())
-    assert [(r["test"], r["n"], r["batch"], r["threads"]) for r in rows] == [
-        ("prefill", 8, 1, 1), ("decode", 4, 1, 1), ("decode", 4, 4, 1)]  # fmt: skip
-    for row, peer in zip(rows, (0.5, 0.25, 1.0), strict=True):
-        pairs = row["pairs"]
-        assert pairs["llama"] == [peer] * 3
-        assert row["colibri"] == sorted(pairs["colibri"])[1]
-        assert row["ratio"] == pytest.approx(row["colibri"] / peer)
-        assert len(pairs["read_gb_s"]) == len(pairs["share_of_ceiling"]) == 3
+    result: dict[str, Any] = json.loads((tmp_path / "r.json").read_text())
+    rows = result["rows"]
+    assert [(r["test"], r["n"], r["depth"], r["streams"], r["threads"]) for r in rows] == [
+        ("prefill", 8, 0, 1, 1), ("decode", 4, 0, 1, 1), ("decode", 4, 0, 4, 1), ("decode", 4, 3, 1, 1),
+        ("decode", 4, 3, 4, 1)]  # fmt: skip
+    for row, llama_rate, ik_rate in zip(rows, (0.5, 0.25, 1, 0.25, 1), (0.5, 0.25, 2, 0.25, 2), strict=True):
+        pairs, medians = row["pairs"]["tokens_per_s"], row["tokens_per_s"]
+        assert (pairs["llama.cpp"], pairs["ik_llama.cpp"]) == ([llama_rate] * 3, [ik_rate] * 3)
+        assert medians["colibri"] == sorted(pairs["colibri"])[1]
+        assert row["ratio"]["llama.cpp"] == pytest.approx(medians["colibri"] / llama_rate)
+        assert row["ratio"]["ik_llama.cpp"] == pytest.approx(medians["colibri"] / ik_rate)
+        assert len(row["pairs"]["read_gb_s"]) == len(row["pairs"]["share_of_ceiling"]) == 3
+    assert result["ratios"]["decode 4, depth 3, streams 4, threads 1 / llama.cpp"] == {
+        "value": rows[-1]["ratio"]["llama.cpp"], "better": "higher"}  # fmt: skip
     calls = (llama.parent / "calls").read_text().splitlines()
     gguf = next((tmp_path / "gguf").iterdir())
-    assert calls[:2] == [f"llama-bench -m {gguf} -p 8 -n 4 -d 0 -t 1 -r 1 -o json",
-                         f"llama-batched-bench -m {gguf} -npp 1 -ntg 4 -npl 4 -c 20 -t 1 --output-format jsonl"]
-    assert len(calls) == 6
-    assert "llama.cpp" in done.stdout
-    assert len(done.stdout.splitlines()) == 4
+    assert calls[:4] == [f"llama-bench -m {gguf} -p 8 -n 0 -t 1 -r 1 -o json",
+                         f"llama-bench -m {gguf} -p 0 -n 4 -d 0 -t 1 -r 1 -o json",
+                         f"llama-bench -m {gguf} -p 0 -n 4 -d 3 -t 1 -r 1 -o json",
+                         f"llama-batched-bench -m {gguf} -npp 1 -pps -ntg 4 -npl 4 -c 20 -t 1 --output-format jsonl"]
+    assert len(calls) == 15
+    ik = (tmp_path / "ik" / "calls").read_text().splitlines()
+    assert ik[2:4] == [f"llama-bench -m {gguf} -p 0 -n 0 -gp 3,4 -t 1 -r 1 -o json",
+                       f"llama-batched-bench -m {gguf} -npp 1 -pps -ntg 4 -npl 4 -c 20 -t 1"]
+    assert "ik_llama.cpp" in done.stdout
+    assert len(done.stdout.splitlines()) == 6
 
 
 def test_a_peer_that_fails_is_named(models: Models, tmp_path: Path, llama: Path) -> None:
