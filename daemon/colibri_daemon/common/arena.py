@@ -36,11 +36,16 @@ def longest_request(settings: Settings, facts: ModelFacts) -> int:
     return slabs_needed(facts.max_len, facts.pinned, facts.window, chunk, facts.slab_tokens)
 
 
+def most_slabs(settings: Settings, facts: ModelFacts) -> int:
+    """That can be in use at once."""
+    return longest_request(settings, facts) * settings.max_seqs * settings.workers
+
+
 def choose_slabs(settings: Settings, facts: ModelFacts, free: int) -> int:
     """How many slabs there will be: as configured, or the default of kv_bytes. free: bytes, as memory.available().
     ValueError if there is no room for one, or less than was asked for."""
     if not settings.kv_bytes:
-        most = longest_request(settings, facts) * settings.max_seqs * settings.workers
+        most = most_slabs(settings, facts)
         return memory.kv_bytes(free, facts.weight_bytes, facts.slab_bytes, most) // facts.slab_bytes
     slabs = settings.kv_bytes // facts.slab_bytes
     if not slabs:
@@ -113,17 +118,20 @@ class Arena:
         page = self.page
         for slab in slabs:
             start, end = _whole(slab * self.slab_bytes, page), (slab + 1) * self.slab_bytes // page * page
-            if start < end and _libc.fallocate(self.fd, _PUNCH_HOLE, start, end - start):
-                number = ctypes.get_errno()
-                raise OSError(number, f"pages of KV slab {slab}: {os.strerror(number)}")
+            if start < end:
+                punch(self.fd, start, end - start)
 
-    def map(self) -> mmap.mmap:
-        """The whole arena, shared, left out of core dumps. ValueError if it is not the sealed memory it should be."""
+    def check(self) -> None:
+        """ValueError if it is not the sealed memory it should be. OSError if it is no memory file at all."""
         size, seals = os.fstat(self.fd).st_size, fcntl.fcntl(self.fd, fcntl.F_GET_SEALS)
         if not self.size <= size < self.size + self.page or seals & SEALS != SEALS:
             raise ValueError(f"the KV arena has {size} bytes and seals {seals:#x}, it should have {self.size} in whole "
                              f"pages and {SEALS:#x}")  # fmt: skip
-        mapped = mmap.mmap(self.fd, size)
+
+    def map(self) -> mmap.mmap:
+        """The whole arena, shared, left out of core dumps. ValueError if it is not the sealed memory it should be."""
+        self.check()
+        mapped = mmap.mmap(self.fd, os.fstat(self.fd).st_size)
         mapped.madvise(mmap.MADV_DONTDUMP)
         with suppress(OSError):  # a kernel without huge pages, or pages that are huge already
             mapped.madvise(mmap.MADV_HUGEPAGE)
@@ -131,6 +139,13 @@ class Arena:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def punch(fd: int, start: int, size: int) -> None:
+    """Gives the system the whole pages within [start, start + size). OSError."""
+    if size and _libc.fallocate(fd, _PUNCH_HOLE, start, size):
+        number = ctypes.get_errno()
+        raise OSError(number, f"pages of a memory file: {os.strerror(number)}")
 
 
 def _memory(size: int) -> int:

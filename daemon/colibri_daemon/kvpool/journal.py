@@ -71,6 +71,16 @@ class Journal:
         end = len(self._header)
         return self._memory[:end] == self._header and self._memory[end : end + len(MAGIC)] == MAGIC
 
+    def why_not(self) -> str:
+        """Why the records of another life, if there are any, are not ours; nothing if they are, or there are none."""
+        found = bytes(self._memory[: len(self._header)])
+        if self.is_ours() or not any(found):
+            return ""
+        ours, theirs = (_HEADER.unpack(header) for header in (self._header, found))
+        names = ("slabs", "slab_tokens", "identity", "version")
+        wrong = [name for name, a, b in zip(names, theirs, ours, strict=True) if a != b]
+        return f"its {' and '.join(wrong)} {'differ' if wrong[1:] else 'differs'}" if wrong else "its header is not whole"
+
     def format(self) -> None:
         """Erases all. The header becomes valid last."""
         end = len(self._header)

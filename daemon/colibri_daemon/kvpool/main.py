@@ -52,6 +52,8 @@ def run(control: socket.socket, page: Page, settings: Settings, facts: ModelFact
     workers = [(slot, epoch) for slot, epoch in peers["workers"]]
     begun = time.monotonic()
     book = Journal(memory, arena.slabs, arena.slab_tokens, identity(facts))
+    if reason := book.why_not():
+        _log.warning("the journal is not used, the KV cache begins empty", reason=reason)
     pool = Pool(arena.slabs, arena.slab_tokens, settings.kv_eviction, identity(facts), book, workers, begun,
                 usable=usable, counters=Counters(page.counters, Source.KVPOOL))  # fmt: skip
     _log.info("pool ready", **pool.counts(), settling=len(workers), ms=round(1000 * (time.monotonic() - begun), 1))

@@ -21,8 +21,10 @@ from .census import Census
 from .children import Child, Goal, Worker
 from .deaths import is_fault
 from .exporter import Exporter
+from .fdstore import FdStore
 from .generation import RETIRED_SECONDS, Dispatcher, Generation, Pool
 from .kv_memory import KvMemory
+from .lifecycle import State
 from .roles import Roles
 from .sockets import Listener
 from .spawn import Death
@@ -39,7 +41,7 @@ class Fleet:
     are wanted; it begins at once."""
 
     def __init__(self, roles: Roles, listener: Listener, admin: Listener, metrics: Listener | None,
-                 settings: Settings) -> None:  # fmt: skip
+                 settings: Settings, store: FdStore) -> None:  # fmt: skip
         self.serving: Generation | None = None
         self.coming: Generation | None = None
         self.emptying: list[Generation] = []
@@ -47,7 +49,7 @@ class Fleet:
         self.pools: list[Pool] = []
         self.version = package_version()
         self._look_due = 0.0
-        self._roles, self._listener, self._admin = roles, listener, admin
+        self._roles, self._listener, self._admin, self._store = roles, listener, admin, store
         self._log = log.get("fleet")
         self._book = Book.make()
         self.census = Census(self._book)
@@ -126,7 +128,12 @@ class Fleet:
         return Generation(number, settings, facts, weights, pool, dispatcher, workers)
 
     def _new_pool(self, settings: Settings, facts: ModelFacts, fresh: bool) -> Pool:
-        memory = KvMemory.make(settings, facts, self._taken())
+        first = self.serving is None and not self.pools
+        memory = first and KvMemory.kept(self._store, settings, facts) or None
+        if memory is None:
+            memory = KvMemory.make(settings, facts, self._taken())
+            if first:
+                memory.keep(self._store)
         page = self.census.page(Source.KVPOOL)
         pool = Pool(self._roles.kvpool, page, self._pool_epochs, fresh, next(self._pool_numbers), memory, settings,
                     facts, self._taken())  # fmt: skip
@@ -217,6 +224,7 @@ class Fleet:
         else:
             self.dispatcher.tell({"t": "serve", "generation": new.number})
         if old.pool is not new.pool:
+            new.pool.memory.keep(self._store)
             old.pool.retired = True
             old.pool.tell({"t": "retire"})
         elif new.pool.adopt(new.settings):
@@ -294,7 +302,8 @@ class Fleet:
     def buried(self, child: Child, death: Death, now: float) -> None:
         """Its process is reaped; its life has not been told yet."""
         if isinstance(child, Pool):
-            child.ended = now
+            if child.life.state is not State.LOADING:  # or it has not got as far as what it was told
+                child.ended = now
         elif isinstance(child, Worker):
             generation = self.of(child)
             links.worker_dead(child, generation, death)
@@ -325,7 +334,20 @@ class Fleet:
             generation.spoiled = reason
             self._log.error("weights changed", generation=generation.number, reason=reason)
 
-    def close(self) -> None:
+    def beat(self, now: float, served: bool) -> None:
+        """At each turn of the loop. served: the service has been ready."""
+        if self.serving is not None:
+            self.serving.pool.memory.note.beat(self.serving.pool.doubt(now), served)
+        self._store.flush()
+
+    def close(self, orderly: bool) -> None:
+        """orderly: all processes have ended in order."""
+        if self.serving is not None and orderly:
+            pool = self.serving.pool
+            if pool.missed_fault is None:
+                pool.memory.note.end()
+            else:
+                pool.memory.note.beat(pool.missed_fault, False)
         for generation in self.generations:
             generation.weights.close()
         for pool in self.pools:

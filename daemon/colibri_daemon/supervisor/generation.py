@@ -35,12 +35,17 @@ class Pool(Steady):
         self.number, self.memory, self.settings, self.facts = number, memory, settings, facts
         self.usable = self.held = memory.usable(taken)
         self.retired = False
-        self.faulted = self.ended = NEVER
+        self.faulted = self.ended = NEVER if memory.note.doubt is None else memory.note.doubt
 
     @property
     def missed_fault(self) -> float | None:
         """When a worker died by a fault, if the former process may not have heard of it."""
         return self.faulted if self.faulted != NEVER and self.ended - HEARING_SECONDS < self.faulted else None
+
+    def doubt(self, now: float) -> float:
+        """What missed_fault would be for the next life of the service if this one ended now, without a word."""
+        missed = self.missed_fault
+        return now - HEARING_SECONDS if missed is None or self.ready else missed
 
     @property
     def bytes(self) -> int:

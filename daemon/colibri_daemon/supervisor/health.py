@@ -67,6 +67,24 @@ def report(view: View) -> dict[str, Any]:
     return body | {name: value for name, value in extra.items() if value is not None}
 
 
+def stuck(view: View) -> str:
+    """The first kind of process of which none that runs makes progress; nothing if there is none. What is being started
+    again is the lifecycle's affair, which gives it up in time."""
+    kinds = {
+        "the dispatcher": [(view.dispatcher, view.dispatcher_stalled)],
+        "the KV pool": [(view.kvpool, view.kvpool_stalled)],
+        "the workers": [(worker.state, worker.stalled) for worker in view.workers],
+    }
+    for kind, lives in kinds.items():
+        if lives and all(_is_stuck(view, *life) for life in lives):
+            return kind
+    return ""
+
+
+def _is_stuck(view: View, state: State, stalled: float) -> bool:
+    return state is State.HUNG or _is_late(view, state, stalled)
+
+
 def _is_late(view: View, state: State, stalled: float) -> bool:
     """It serves, but shows no progress: stopped, stuck, or the machine is overloaded."""
     return state is State.READY and stalled >= view.patience

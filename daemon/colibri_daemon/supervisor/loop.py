@@ -21,6 +21,7 @@ from ..common.exit_codes import Exit
 from ..common.settings import Settings
 from .children import Child, Goal, Worker
 from .deaths import cause
+from .fdstore import FdStore
 from .fleet import Fleet
 from .generation import Dispatcher, Pool
 from .lifecycle import (
@@ -66,11 +67,12 @@ class Supervisor:
     """The service from the model check to its end. run() returns its exit code."""
 
     def __init__(self, settings: Settings, listener: Listener, admin: Listener, notifier: Notifier,
-                 roles: Roles, metrics: Listener | None = None) -> None:
-        """metrics: where the metrics process listens, if there is to be one."""
+                 roles: Roles, metrics: Listener | None = None, store: FdStore | None = None) -> None:
+        """metrics: where the metrics process listens, if there is to be one. store: with what the former life of the
+        service left."""
         self._log = log.get("supervisor")
         self._preflight = Preflight(settings, roles)
-        self._fleet = Fleet(roles, listener, admin, metrics, settings)
+        self._fleet = Fleet(roles, listener, admin, metrics, settings, store or FdStore(notifier))
         self._log_levels = LogLevels()
         self._reloader = Reloader(self._fleet, roles, settings, notifier, self._log_levels)
         self._cap = RestartCap()
@@ -98,7 +100,7 @@ class Supervisor:
             self._go_on()
             self._top_up()
             self._publish()
-        self._fleet.close()
+        self._fleet.close(orderly=not any(child.life.running for child in self._fleet.children))
         self._log.info("stopped", exit=int(self._code), reason=self._failure or "asked to")
         return self._code
 
@@ -254,6 +256,7 @@ class Supervisor:
         self._fleet.look_at_weights(now)
         self._reloader.turn(now, free=self._publisher.served and self._stage is Stage.SERVE)
         self._fleet.tidy(now)
+        self._fleet.beat(now, self._publisher.served)
         self._wind_down(now)
 
     def _check_model(self, now: float) -> None:

@@ -9,6 +9,7 @@ from ..common import log, process
 from ..common.exit_codes import Exit
 from ..common.settings import Settings
 from . import sockets
+from .fdstore import ADMIN, CLIENTS, FdStore, PassedError, passed
 from .loop import HANDLERS, Supervisor
 from .notify import Notifier
 from .roles import Roles
@@ -29,15 +30,19 @@ def serve(settings: Settings) -> int:
     for warning in settings.warnings:
         logger.warning("configuration", warning=warning)
     with Recorder(HANDLERS) as signals, ExitStack() as made:  # from here on a signal leaves nothing behind
+        notifier = Notifier(os.environ)
         try:
-            listeners = _listen(settings, made)
-        except sockets.SocketError as e:
+            given = passed(os.environ)
+            store = FdStore(notifier, given)
+            listeners = _listen(settings, store, given, made)
+        except (sockets.SocketError, PassedError) as e:
             logger.error("the socket cannot be used", error=str(e))
             return Exit.SOCKET
-        return _run(settings, listeners, signals)
+        return _run(settings, listeners, notifier, store, signals)
 
 
-def _listen(settings: Settings, made: ExitStack) -> tuple[sockets.Listener, sockets.Listener, sockets.Listener | None]:
+def _listen(settings: Settings, store: FdStore, given: list[tuple[str, int]],
+            made: ExitStack) -> tuple[sockets.Listener, sockets.Listener, sockets.Listener | None]:  # fmt: skip
     """For clients, for administrators, for metrics if they are wanted. They go when made is closed."""
 
     def keep(listener: sockets.Listener) -> sockets.Listener:
@@ -46,19 +51,19 @@ def _listen(settings: Settings, made: ExitStack) -> tuple[sockets.Listener, sock
         return listener
 
     mode, group = settings.socket_mode, settings.socket_group
-    clients = keep(sockets.listen(settings.socket, mode, group, os.environ))
-    admin = keep(sockets.bind(settings.admin_path, ADMIN_MODE))
+    clients = keep(sockets.listen(settings.socket, mode, group, store, CLIENTS, given))
+    admin = keep(sockets.listen(settings.admin_path, ADMIN_MODE, None, store, ADMIN))
     return clients, admin, keep(sockets.listen_http(settings.metrics, mode, group)) if settings.metrics else None
 
 
 def _run(settings: Settings, listeners: tuple[sockets.Listener, sockets.Listener, sockets.Listener | None],
-         signals: Recorder) -> int:  # fmt: skip
+         notifier: Notifier, store: FdStore, signals: Recorder) -> int:  # fmt: skip
     clients, admin, metrics = listeners
     logger = log.get("supervisor")
     logger.info("starting", model=str(settings.model), socket=str(clients.path), workers=settings.workers,
                 metrics=settings.metrics)
     try:
-        return Supervisor(settings, clients, admin, Notifier(os.environ), Roles(), metrics).run(signals)
+        return Supervisor(settings, clients, admin, notifier, Roles(), metrics, store).run(signals)
     except Exception:
         logger.exception("uncaught exception, the service ends")  # what still runs dies with this process
         return Exit.INTERNAL

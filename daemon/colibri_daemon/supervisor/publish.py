@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +16,13 @@ from ..common.settings import Settings
 from .children import Worker
 from .fleet import Fleet
 from .generation import Generation
-from .health import View, WorkerView, report
-from .lifecycle import State
+from .health import View, WorkerView, report, stuck
+from .lifecycle import ABORT_SECONDS, State
 from .notify import Notifier
 
 PUSH_SECONDS = 0.5
+EXTEND_SECONDS = 30.0  # of silence after which systemd may count a start, a reload or a stop as failed
+STOP_SECONDS = 15.0  # that a stop takes beyond drain_seconds
 SAMPLE_SECONDS = 10.0  # between two looks at a process's memory …
 SAMPLE_SHARE = 1000  # … and so many times what the last look took: the kernel walks every mapped page for it
 
@@ -56,6 +59,12 @@ def about(fleet: Fleet) -> dict[str, str | int]:
             "pinned": facts.pinned, "window": facts.window}  # fmt: skip
 
 
+def _workers_ready(view: View) -> str:
+    """Nothing while they are not to be started yet."""
+    up = sum(worker.state is State.READY for worker in view.workers)
+    return "" if view.checked or not view.workers else f", {up} of {len(view.workers)} workers ready"
+
+
 class Publisher:
     """served: the service has been ready. due: when the next turn has something to say even if nothing happens."""
 
@@ -64,6 +73,8 @@ class Publisher:
         self._log = log.get("supervisor")
         self._said: tuple[Any, ...] = ()
         self._sampled, self._sample_due = -1, 0.0
+        self._watchdog_due = 0.0
+        self._stuck = ""
         self.served = False
         self.due = 0.0
 
@@ -76,14 +87,34 @@ class Publisher:
             self.served = True
             self._announce(serving)
         changed = self._say(body)
+        if changed and body["state"] == "draining" and serving is not None:
+            self._extend(serving.settings.drain_seconds + STOP_SECONDS)
+        self._feed_watchdog(now, view)
         if not changed and now < self.due:
             return None
-        self.due = now + PUSH_SECONDS
+        self.due = now + min(PUSH_SECONDS, self._notifier.watchdog_seconds / 4)
+        if body["state"] == "starting" or reloading:
+            self._extend(EXTEND_SECONDS)
         if "progress" in body:
-            self._notifier.send(STATUS=f"{body['reason']}: {body['progress']:.0%}")
+            self._notifier.send(STATUS=f"{body['reason']}: {body['progress']:.0%}{_workers_ready(view)}")
         if serving is not None:
             self._sample(now, serving.workers)
         return body
+
+    def _extend(self, seconds: float) -> None:
+        """What goes on has at least so long. systemd counts it from now, and never shortens what it has."""
+        self._notifier.send(EXTEND_TIMEOUT_USEC=round(seconds * 1e6))
+
+    def _feed_watchdog(self, now: float, view: View) -> None:
+        """At half the interval, while every kind of process makes progress. What hangs is ended by this supervisor
+        first; systemd ends the service if that does not help, or the supervisor itself hangs."""
+        if (found := stuck(view)) != self._stuck:
+            self._stuck = found
+            if found and self._notifier.watchdog_seconds < math.inf:
+                self._log.warning("the watchdog is not fed", reason=f"no progress: {found}")
+        if now >= self._watchdog_due and not found and self._notifier.watchdog_seconds < math.inf:
+            self._watchdog_due = now + self._notifier.watchdog_seconds / 2
+            self._notifier.send(WATCHDOG=1)
 
     def _say(self, body: dict[str, Any]) -> bool:
         """Logs a new state; whether anything changed that is no mere measurement."""
@@ -100,6 +131,10 @@ class Publisher:
     def _announce(self, serving: Generation) -> None:
         """The line an operator looks for."""
         self._notifier.send(READY=1)
+        hang, watchdog = serving.settings.hang_seconds, self._notifier.watchdog_seconds
+        if watchdog < 2 * (hang + ABORT_SECONDS):
+            self._log.warning("systemd may end the service before a process that hangs is ended: raise WatchdogSec, or "
+                              "lower hang_seconds", hang_seconds=hang, watchdog_seconds=watchdog)
         facts, workers = serving.facts, serving.workers
         told = next((worker.told for worker in workers if worker.told), {})
         self._log.info(

@@ -1,4 +1,4 @@
-"""The listening socket: made, taken from systemd, refused, removed.
+"""The listening socket: made, taken from systemd, refused, kept for the next life, removed.
 
 A path is bound only if nothing is there or what is there is the socket of a program that has died. Two daemons that
 start at once on one path are kept apart by a lock on the *directory*, held from the look to the listen(): the later one
@@ -15,18 +15,19 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..common import log
 from ..common.address import parse_address
 from ..common.declaration import SOCKET_PATH_BYTES
+from .fdstore import KINDS, FdStore, give_up, kind_of
 
 PROBE_SECONDS = 0.5
 LOCK_SECONDS = 2.0
 BACKLOG = 512
-FIRST_PASSED = 3  # SD_LISTEN_FDS_START
 
 
 class SocketError(Exception):
@@ -35,48 +36,96 @@ class SocketError(Exception):
 
 @dataclass
 class Listener:
-    """A listening socket. identity: (device, inode) of its file if we made it, else None."""
+    """A listening socket. identity: (device, inode) of its file if we made it, else None. stays: it is kept for the
+    next life of the service, and so is the file."""
 
     sock: socket.socket
     path: Path
     identity: tuple[int, int] | None
+    stays: bool = False
 
     def remove(self) -> None:
         """Takes the file away if we made it and it is still ours. Before close(), so that no path is left on which
         nobody answers."""
         with suppress(OSError):
-            if self.identity is not None and _identity(self.path) == self.identity:
+            if not self.stays and self.identity is not None and _identity(self.path) == self.identity:
                 self.path.unlink()
 
     def close(self) -> None:
         self.sock.close()
 
 
-def listen(path: Path, mode: int, group: str | None, environ: MutableMapping[str, str]) -> Listener:
-    """The socket systemd passed if it passed one, else a new one at ``path``. Raises SocketError."""
-    passed = passed_socket(environ)
-    if passed is not None:
-        return Listener(passed, Path(passed.getsockname()), None)
-    return bind(path, mode, group)
+def listen(path: Path, mode: int, group: str | None, store: FdStore, kind: str,
+           passed: Iterable[tuple[str, int]] = ()) -> Listener:  # fmt: skip
+    """What a .socket unit passed; else what the store kept, with the clients that wait there; else a new one at
+    ``path``, which the store keeps. kind: of the store. Raises SocketError."""
+    listener = _from_unit(passed)
+    kept = _kept(path, store, kind, unwanted="a socket unit is used" if listener else "")
+    if listener is not None:
+        return listener
+    listener = kept or bind(path, mode, group)
+    assert listener.identity is not None
+    if kept is None:
+        store.keep(kind, listener.sock.fileno(), "-".join(map(str, listener.identity)))
+    else:
+        _permit(kept.path, mode, _gid(group))
+    listener.stays = store.works
+    return listener
 
 
-def passed_socket(environ: MutableMapping[str, str]) -> socket.socket | None:
-    """The first listening Unix stream socket among LISTEN_FDS (the others may be for something else), if they are meant
-    for this process. All passed descriptors are made close-on-exec; the variables are taken out of the environment."""
-    pid, fds, _ = (environ.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"))
-    if pid != str(os.getpid()):
+def _from_unit(passed: Iterable[tuple[str, int]]) -> Listener | None:
+    """The first listening Unix stream socket; the others may be for something else."""
+    for name, fd in passed:
+        if kind_of(name) not in KINDS and _is_unix_listener(fd):
+            sock = _owned(fd)
+            return Listener(sock, Path(sock.getsockname()), None)
+    return None
+
+
+def _kept(path: Path, store: FdStore, kind: str, unwanted: str) -> Listener | None:
+    """From the store, if clients that come to ``path`` come to it."""
+    if (taken := store.take(kind)) is None:
         return None
+    detail, fd = taken
     try:
-        count = int(fds)
-    except ValueError:
-        raise SocketError(f"LISTEN_FDS is {fds!r}; it must be a number") from None
-    found = None
-    for fd in range(FIRST_PASSED, FIRST_PASSED + count):
-        os.set_inheritable(fd, False)
-        if found is None and _is_unix_listener(fd):
-            found = socket.socket(fileno=fd)
-            found.setblocking(False)
-    return found
+        if reason := unwanted or _unfit(path, fd, detail):
+            raise SocketError(reason)
+        return Listener(_owned(fd), path, _identity(path))
+    except (OSError, SocketError) as e:
+        log.get("supervisor").warning("the kept socket is not used", kind=kind, reason=str(e))
+        store.drop(kind)
+        give_up(fd)
+    return None
+
+
+def _unfit(path: Path, fd: int, detail: str) -> str:
+    """Why a kept descriptor is not the socket of the file at ``path``, which was (device, inode) ``detail``."""
+    if not _is_unix_listener(fd):
+        return "it is no listening Unix socket"
+    sock = socket.socket(fileno=fd)
+    try:
+        bound = sock.getsockname()
+    finally:
+        sock.detach()
+    if bound != str(path):
+        _remove_if(Path(bound), detail)
+        return f"it was at {bound!r}, not {path}"
+    if "-".join(map(str, _identity(path))) != detail:
+        return f"another socket is at {path} by now"
+    return ""
+
+
+def _remove_if(path: Path, detail: str) -> None:
+    """The file of a socket that is given up."""
+    with suppress(OSError, ValueError):
+        if "-".join(map(str, _identity(path))) == detail:
+            path.unlink()
+
+
+def _owned(fd: int) -> socket.socket:
+    sock = socket.socket(fileno=fd)
+    sock.setblocking(False)
+    return sock
 
 
 def _is_unix_listener(fd: int) -> bool:
@@ -137,15 +186,19 @@ def _bind(path: Path, mode: int, gid: int | None) -> Listener:
         sock.close()
         raise
     try:
-        if gid is not None:
-            os.chown(path, -1, gid)
-        os.chmod(path, mode)
+        _permit(path, mode, gid)
         sock.listen(BACKLOG)
     except BaseException:
         listener.remove()
         listener.close()
         raise
     return listener
+
+
+def _permit(path: Path, mode: int, gid: int | None) -> None:
+    if gid is not None:
+        os.chown(path, -1, gid)
+    os.chmod(path, mode)
 
 
 def _identity(path: Path) -> tuple[int, int]:
