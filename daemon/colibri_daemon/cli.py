@@ -9,6 +9,7 @@ import click
 # command -> (module, attribute, one-line help shown in the list)
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "serve": ("colibri_daemon.commands", "serve", "Serve a model on a Unix socket."),
+    "plan": ("colibri_daemon.plan.command", "plan", "Tell what a machine can serve: memory, requests, speed."),
     "check-config": ("colibri_daemon.config_commands", "check_config", "Check a configuration file."),
     "config-reference": ("colibri_daemon.config_commands", "config_reference", "Print every setting."),
     "convert": ("colibri_engine.commands", "convert", "Convert a Hugging Face folder or a GGUF file."),

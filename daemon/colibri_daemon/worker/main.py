@@ -26,8 +26,9 @@ from ..common.facts import ModelFacts
 from ..common.link import Link
 from ..common.pages import Field, Page, State
 from ..common.settings import Settings
-from .calibrate import LEAST, MOST, calibrate
+from .calibrate import calibrate
 from .loop import Loop
+from .opening import engine_options
 from .pool_kv import PoolKv
 from .scheduler import Scheduler
 
@@ -78,11 +79,9 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
     _warm([fd for name, fd in files.items() if name != MANIFEST], page)
     threads = settings.threads_per_worker(lib.colibri_host_threads())
     counted = experts.begin(page, facts.id, facts.layers, facts.experts)
-    engine = Engine.open(facts.folder, threads, kv_format=facts.kv_format, slab_tokens=facts.slab_tokens, populate=True,
-                         max_tokens=max(settings.step_tokens or MOST, settings.max_seqs + LEAST),
-                         max_sequences=settings.max_seqs, max_context=facts.max_len, progress=page.memory[:8],
+    engine = Engine.open(facts.folder, threads, populate=True, progress=page.memory[:8],
                          expert_tokens=False if counted is None else counted, files=files,
-                         fault_exit=Exit.WEIGHTS_CHANGED)
+                         fault_exit=Exit.WEIGHTS_CHANGED, **engine_options(settings, facts))
     try:
         kv = PoolKv(KvMemory(engine.info, arena.slabs, arena.map()), arena.geometry)
         batch = Batch(engine, kv.memory, settings.max_seqs)

@@ -211,6 +211,11 @@ class Runtime:
             raise EngineError(lib.COLIBRI_INVALID_ARGUMENT, f"{self.path}: the engine is closed; open it again")
         return self._handle
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory of its own, at most: model view, workspace of a step, scratch of the sampler."""
+        return self._view.size + self.workspace.size + self.scratch.size
+
     # ---- one step ----
 
     def batch(self, kv: Buffer, output: Buffer) -> Any:
