@@ -25,6 +25,7 @@ from .values import (
     Chunk,
     FilePath,
     FilePathOrNone,
+    Gids,
     Mode,
     Size,
     Text,
@@ -146,11 +147,11 @@ class Settings(BaseModel):
         "Live requests of a trusted user's connection.")
     requests_per_uid: int = _int("Clients", 1024, 0, 1 << 20,
         "Live requests of one user over all connections, of a trusted user for each tenant. 0: no limit.")
-    allowed_uids: Uids = _field("Clients", (), f"user numbers, 0 to {LAST_UID}",
+    allowed_uids: Uids = _field("Clients", (), f"users' names or numbers, 0 to {LAST_UID}",
         "Users who may connect, beside trusted ones. With allowed_gids empty too: whoever socket_mode lets in.")
-    allowed_gids: Uids = _field("Clients", (), f"group numbers, 0 to {LAST_UID}",
+    allowed_gids: Gids = _field("Clients", (), f"groups' names or numbers, 0 to {LAST_UID}",
         "Groups whose members may connect, beside allowed_uids.")
-    trusted_uids: Uids = _field("Clients", (), f"user numbers, 0 to {LAST_UID}",
+    trusted_uids: Uids = _field("Clients", (), f"users' names or numbers, 0 to {LAST_UID}",
         "Users who may act for tenants, such as a gateway's.")
     max_frame: Size = _size("Clients", _SERVER.frame, 4096, limits.FRAME_CEILING,
         "Largest message accepted.")
@@ -224,8 +225,8 @@ class Settings(BaseModel):
 
 
 # kind → placeholder in --help
-_METAVARS = {"size": "SIZE", "mode": "MODE", "path": "PATH", "text": "NAME", "uids": "UID,...", "float": "SECONDS",
-             "address": "ADDR"}
+_METAVARS = {"size": "SIZE", "mode": "MODE", "path": "PATH", "text": "NAME", "uids": "USER,...", "gids": "GROUP,...",
+             "float": "SECONDS", "address": "ADDR"}
 
 
 class Setting(NamedTuple):

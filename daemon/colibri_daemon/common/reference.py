@@ -29,7 +29,8 @@ would start.
 
 * Sizes: a number of bytes, or K, M, G, T (also KiB …) for powers of 1024, kB, MB … for powers of 1000; in the file as
   text: `kv_bytes = "4G"`.
-* Lists: `[1000, 1001]` in the file, `1000,1001` elsewhere.
+* Lists: `[1000, "www-data"]` in the file, `1000,www-data` elsewhere. Names of users and groups are looked up at the
+  start and at each reload.
 * Switches: `true` or `false`; as flags `--verify` and `--no-verify`.
 * An empty environment variable counts as not set. A COLIBRI_* variable that is no setting is warned about; an unknown
   key of the file or an unknown flag is refused.

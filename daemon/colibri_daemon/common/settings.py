@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from .declaration import ONE_SOURCE, SETTINGS, Setting, Settings
 from .exit_codes import Exit
+from .values import UnknownNameError
 
 __all__ = ["SETTINGS", "Setting", "Settings", "SettingsError", "click_options", "load_settings"]
 
@@ -65,15 +66,18 @@ class _Source:
             else:
                 checked = Settings.model_validate(self.values, context=ONE_SOURCE)
         except ValidationError as e:
-            refused = dict.fromkeys(str(error["loc"][0]) for error in e.errors(include_url=False))
-            self.problems += [self._refusal(SETTINGS[name]) for name in refused]
+            refused: dict[str, Any] = {}
+            for error in e.errors(include_url=False):
+                refused.setdefault(str(error["loc"][0]), error.get("ctx", {}).get("error"))
+            self.problems += [self._refusal(SETTINGS[name], cause) for name, cause in refused.items()]
             return {}
         return {name: getattr(checked, name) for name in checked.model_fields_set}
 
-    def _refusal(self, setting: Setting) -> str:
+    def _refusal(self, setting: Setting, cause: Exception | None) -> str:
         value = self.values[setting.name]
         shown = json.dumps(value, default=str, ensure_ascii=False) if self.strict else repr(value)
-        return f"{self.places[setting.name]}: {setting.name} = {shown[:200]}: must be {setting.allowed}"
+        why = f"{cause}; " if isinstance(cause, UnknownNameError) else ""
+        return f"{self.places[setting.name]}: {setting.name} = {shown[:200]}: {why}must be {setting.allowed}"
 
 
 def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None = None) -> Settings:

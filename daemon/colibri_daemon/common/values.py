@@ -3,8 +3,11 @@ from, so messages, the generated reference and the example file show exactly wha
 
 from __future__ import annotations
 
+import grp
 import json
+import pwd
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +21,7 @@ LAST_UID = (1 << 32) - 2  # -1 means "no user"
 # K, M, G, T and KiB … are powers of 1024, as in systemd's MemoryMax=; kB, MB … are powers of 1000.
 _PREFIXES = "KMGT"
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(i?B)?|B)?", re.IGNORECASE | re.ASCII)
+_INTEGER = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _MODE = re.compile(r"0?o?[0-7]{3}", re.ASCII)
 
 
@@ -79,10 +83,35 @@ def _address(value: str | None) -> str | None:
     return value
 
 
-def _list(value: Any) -> Any:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(value) if isinstance(value, list) else value
+class UnknownNameError(ValueError):
+    """A name the system does not know, as a sentence for people."""
+
+
+def _user(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+def _group(name: str) -> int:
+    return grp.getgrnam(name).gr_gid
+
+
+def _numbers(what: str, number: Callable[[str], int]) -> Callable[[Any], Any]:
+    """Of a list in which names may stand for numbers; they are looked up here, at each start and reload."""
+
+    def resolved(item: Any) -> Any:
+        if not isinstance(item, str) or _INTEGER.fullmatch(item):
+            return item
+        try:
+            return number(item)
+        except (KeyError, ValueError):
+            raise UnknownNameError(f"there is no {what} {item!r}") from None
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        return tuple(resolved(item) for item in value) if isinstance(value, list | tuple) else value
+
+    return read
 
 
 # The types of settings. The name of each is what the reference calls it; text() and toml() go by it.
@@ -94,7 +123,9 @@ Text = Annotated[str | None, BeforeValidator(_text), "text"]
 FilePath = Annotated[Path, AfterValidator(_path), "path"]
 FilePathOrNone = Annotated[FilePath | None, BeforeValidator(_text), "path"]
 Address = Annotated[str | None, BeforeValidator(_text), AfterValidator(_address), "address"]
-Uids = Annotated[tuple[Annotated[int, Field(ge=0, le=LAST_UID)], ...], BeforeValidator(_list), "uids"]
+_Ids = tuple[Annotated[int, Field(ge=0, le=LAST_UID)], ...]
+Uids = Annotated[_Ids, BeforeValidator(_numbers("user", _user)), "uids"]
+Gids = Annotated[_Ids, BeforeValidator(_numbers("group", _group)), "gids"]
 
 
 def text(kind: str, value: Any) -> str:
@@ -121,7 +152,7 @@ def text(kind: str, value: Any) -> str:
 def toml(kind: str, value: Any) -> str:
     """As on the right of a "key =" line."""
     shown = text(kind, value)
-    if kind == "uids":
+    if kind in ("uids", "gids"):
         return f"[{shown.replace(',', ', ')}]"
     bare = isinstance(value, bool | int | float) and kind != "mode" and (kind != "size" or value == 0)
     return shown if bare else json.dumps(shown, ensure_ascii=False)

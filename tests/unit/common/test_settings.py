@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import grp
 import itertools
 import json
 import os
+import pwd
 import re
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 # One acceptable value of each kind of setting besides the default.
-SAMPLES: dict[str, Any] = {"size": 1 << 20, "mode": 0o600, "chunk": 128, "auto": 64, "text": "staff", "uids": (0, 1000),
-                           "int": 16, "float": 2.5, "bool": True, "path": Path("/srv/x"),
+SAMPLES: dict[str, Any] = {"size": 1 << 20, "mode": 0o600, "chunk": 128, "auto": 64, "text": "staff",
+                           "uids": (0, 1000), "gids": (0, 1000), "int": 16, "float": 2.5, "bool": True,
+                           "path": Path("/srv/x"),
                            "address": "[::1]:9464"}  # fmt: skip
 # Values each kind refuses, as text. Every name may be a group's.
 WRONG: dict[str, tuple[str, ...]] = {
@@ -31,7 +34,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "mode": ("668", "1777", "-rw", "6600", "0b11"),
     "chunk": ("7", "513", "-8", "many"),
     "auto": ("-1", "none", "1.5", "99999999"),
-    "uids": ("-1", "root", "1;2", "4294967295"),
+    "uids": ("-1", "no-such-user", "1;2", "4294967295"),
+    "gids": ("-1", "no-such-group", "1;2", "4294967295"),
     "int": ("-1", "1.5", "2x", "99999999999", "٣x"),
     "float": ("-1", "nan", "inf", "soon", "1e9"),
     "bool": ("2", "maybe"),
@@ -40,6 +44,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "address": ("9464", "localhost:9464", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:65536", "::1:9464", "[1.2.3.4]:9",
                 "unix:"),
 }
+
+UNKNOWN = {"uids": "user", "gids": "group"}
 
 
 def write(folder: Path, content: str) -> Path:
@@ -126,6 +132,8 @@ def test_every_kind_has_wrong_values() -> None:
 @pytest.mark.parametrize(("setting", "wrong"), WRONG_PAIRS)
 def test_a_wrong_value_is_refused_with_name_place_and_remedy(tmp_path: Path, setting: Setting, wrong: str) -> None:
     must = f"must be {setting.allowed}"
+    if setting.kind in UNKNOWN and not wrong.strip("-").isdigit():
+        must = f"there is no {UNKNOWN[setting.kind]} {wrong!r}; {must}"
     assert problems({setting.name: wrong}, {}) == [f"{setting.flag}: {setting.name} = {wrong!r}: {must}"]
     if wrong and "\0" not in wrong:
         expected = f"{setting.variable}: {setting.name} = {wrong!r}: {must}"
@@ -155,6 +163,25 @@ def test_a_files_values_have_types(tmp_path: Path, line: str, shown: str) -> Non
     name = line.split()[0]
     path = write(tmp_path, line)
     assert problems({}, {}, path) == [f"{path}:1: {name} = {shown}: must be {SETTINGS[name].allowed}"]
+
+
+def test_names_of_users_and_groups_are_looked_up(tmp_path: Path) -> None:
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    path = write(tmp_path, f'trusted_uids = [77, "{user}"]\nallowed_gids = ["{group}"]\n')
+    loaded = load_settings({"allowed_uids": f"{user}, 5"}, {}, path)
+    assert (loaded.trusted_uids, loaded.allowed_uids) == ((77, os.getuid()), (os.getuid(), 5))
+    assert loaded.allowed_gids == (os.getgid(),)
+
+
+def test_a_name_that_is_gone_at_a_reload_is_a_problem_of_its_field(tmp_path: Path) -> None:
+    path = write(tmp_path, "trusted_uids = [1]\n")
+    loaded = load_settings({}, {}, path)
+    write(tmp_path, '\ntrusted_uids = [1, "no-such-user"]\n')
+    with pytest.raises(SettingsError) as refused:
+        loaded.again()
+    (problem,) = refused.value.problems
+    shown = f'{path}:2: trusted_uids = [1, "no-such-user"]: '
+    assert problem.startswith(shown + "there is no user 'no-such-user'; must be users' names or numbers")
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
