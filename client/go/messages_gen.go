@@ -919,6 +919,9 @@ type Generate struct {
 	// W3C traceparent, passed to the logs.
 	Trace *string `json:"trace,omitempty"`
 
+	// The caller's own name of the request, passed to the logs.
+	RequestID *string `json:"request_id,omitempty"`
+
 	// Put usage so far into every TOKENS.
 	EchoUsage bool `json:"echo_usage"`
 }
@@ -988,6 +991,8 @@ func readGenerate(d *decoder) Generate {
 			m.Tenant = ptr(d.text(128))
 		case "trace":
 			m.Trace = ptr(d.text(256))
+		case "request_id":
+			m.RequestID = ptr(d.text(128))
 		case "echo_usage":
 			m.EchoUsage = d.flag()
 		default:
@@ -1067,6 +1072,9 @@ func appendGenerate(b []byte, m Generate) []byte {
 	}
 	if m.Trace != nil {
 		put(&o, "trace", *m.Trace, msgp.AppendString)
+	}
+	if m.RequestID != nil {
+		put(&o, "request_id", *m.RequestID, msgp.AppendString)
 	}
 	if m.EchoUsage {
 		put(&o, "echo_usage", m.EchoUsage, msgp.AppendBool)
@@ -1953,6 +1961,9 @@ type Score struct {
 
 	// As in GENERATE.
 	Trace *string `json:"trace,omitempty"`
+
+	// As in GENERATE.
+	RequestID *string `json:"request_id,omitempty"`
 }
 
 // NewScore has the defaults of the protocol.
@@ -1988,6 +1999,8 @@ func readScore(d *decoder) Score {
 			m.Tenant = ptr(d.text(128))
 		case "trace":
 			m.Trace = ptr(d.text(256))
+		case "request_id":
+			m.RequestID = ptr(d.text(128))
 		default:
 			d.skip()
 		}
@@ -2020,6 +2033,9 @@ func appendScore(b []byte, m Score) []byte {
 	}
 	if m.Trace != nil {
 		put(&o, "trace", *m.Trace, msgp.AppendString)
+	}
+	if m.RequestID != nil {
+		put(&o, "request_id", *m.RequestID, msgp.AppendString)
 	}
 	return o.close()
 }

@@ -152,6 +152,7 @@ class Generate:
     model: str | None = optional(Text(), "Refused if another model is served.")
     tenant: str | None = optional(Text(128), "On whose behalf; from trusted users only.")
     trace: str | None = optional(Text(), "W3C traceparent, passed to the logs.")
+    request_id: str | None = optional(Text(128), "The caller's own name of the request, passed to the logs.")
     echo_usage: bool = optional(Flag(), "Put usage so far into every TOKENS.", False)
 
 
@@ -360,6 +361,7 @@ class Score:
     model: str | None = optional(Text(), "As in GENERATE.")
     tenant: str | None = optional(Text(128), "As in GENERATE.")
     trace: str | None = optional(Text(), "As in GENERATE.")
+    request_id: str | None = optional(Text(128), "As in GENERATE.")
 
 
 @message(21, "SCORES", SERVER)

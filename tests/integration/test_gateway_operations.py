@@ -186,7 +186,29 @@ def test_ids_and_traces(chat_gateway: Gateway, chat_daemon: Daemon) -> None:
     assert json.loads(text)["id"] == "cmpl-my-id.7"
     (line,) = chat_gateway.until(lambda: chat_gateway.log(msg="request", request_id="my-id.7"))
     assert (line["traceparent"], line["status"], line["generated_tokens"]) == (trace, 200, 2)
-    assert chat_daemon.until(lambda: chat_daemon.log(trace=trace))
+    assert chat_daemon.until(lambda: chat_daemon.log(msg="request ended", trace=trace, request_id="my-id.7"))
+
+
+def test_ids_and_traces_reach_the_workers_log(gateway_binary: Path, chat_model: Path) -> None:
+    """From the HTTP header to the line of the process that computed it; a traceparent that is none goes no further."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with (
+        Daemon(chat_model, threads=1, log_level="debug") as daemon,
+        Gateway(gateway_binary, daemon.socket) as gateway,
+    ):
+        for path, more in (("completions", {}), ("completions", {"echo": True, "logprobs": 1})):
+            ask(gateway, f"/v1/{path}", LONG | {"max_tokens": 2} | more, traceparent=trace,
+                **{"X-Request-Id": "a"})  # fmt: skip
+        none = trace.replace("b7ad6b7169203331", 16 * "0")
+        for bad in (trace.upper(), trace[:-1], trace + "0", "ff" + trace[2:], none):
+            ask(gateway, "/v1/completions", LONG | {"max_tokens": 1}, traceparent=bad, **{"X-Request-Id": "b"})
+        daemon.until(lambda: len(daemon.log(msg="request left", request_id="b")) == 5)
+        lines = daemon.log(msg="request left", request_id="a")
+        assert len(lines) == 3  # the echoed prompt's scores are a request of their own
+        for line in lines:
+            assert (line["role"], line["trace"], line["level"]) == ("worker 0", trace, "debug")
+            assert daemon.log(msg="request ended", key=line["key"], request_id="a")
+        assert not [line for line in daemon.log(request_id="b") if "trace" in line]
 
 
 def test_metrics_of_their_own(gateway_binary: Path, chat_daemon: Daemon) -> None:

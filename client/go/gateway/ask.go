@@ -81,7 +81,7 @@ func stopString(raw strictjson.Raw) (string, error) {
 // choices of every prompt, prompt by prompt. Choice j of a prompt has seed + j: so n answers differ, and each can be
 // had again by itself.
 func (a *ask) choices(x *exchange, model *served, prompts [][]uint32) ([]*choice, error) {
-	if err := x.stamp(&a.generate, model); err != nil {
+	if err := x.stamp(ofGenerate(&a.generate), model); err != nil {
 		return nil, err
 	}
 	var choices []*choice
@@ -98,13 +98,6 @@ func (a *ask) choices(x *exchange, model *served, prompts [][]uint32) ([]*choice
 		}
 	}
 	return choices, nil
-}
-
-// stamp puts in what headers and key say. The model's name makes a request that crosses a reload fail, not change.
-func (x *exchange) stamp(g *colibri.Generate, model *served) (err error) {
-	g.Model, g.Tenant, g.Trace = &model.info.Name, x.tenant(), x.trace
-	g.DeadlineMS, err = x.deadline(g.DeadlineMS)
-	return err
 }
 
 func tooManyChoices(limit int) error {

@@ -87,7 +87,8 @@ func (c *choice) echoPrompt(ctx context.Context, client colibri.Client, out *out
 		request := colibri.NewScore()
 		request.Tokens, request.Top, request.Cache = prompt, *top, c.request.Cache
 		request.Priority, request.DeadlineMS = c.request.Priority, c.request.DeadlineMS
-		request.Model, request.Tenant, request.Trace = c.request.Model, c.request.Tenant, c.request.Trace
+		request.Model, request.Tenant = c.request.Model, c.request.Tenant
+		request.Trace, request.RequestID = c.request.Trace, c.request.RequestID
 		var err error
 		if scores, err = client.Score(ctx, &request); err != nil {
 			return err

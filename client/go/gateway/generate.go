@@ -50,14 +50,7 @@ func generate(d *deps, x *exchange) error {
 	if err := x.read(native(&request)); err != nil {
 		return err
 	}
-	model, err := d.models.named(x.r.Context(), value(request.Model))
-	if err != nil {
-		return err
-	}
-	if err := checkLength(request.Tokens, model.info.MaxLen, "tokens"); err != nil {
-		return err
-	}
-	if err := x.stamp(&request, model); err != nil {
+	if err := x.direct(d, ofGenerate(&request), request.Tokens); err != nil {
 		return err
 	}
 	stream, err := d.client.Generate(x.r.Context(), &request)

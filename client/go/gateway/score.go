@@ -28,15 +28,7 @@ func score(d *deps, x *exchange) error {
 	if err := x.read(nativeScore(&request)); err != nil {
 		return err
 	}
-	model, err := d.models.named(x.r.Context(), value(request.Model))
-	if err != nil {
-		return err
-	}
-	if err := checkLength(request.Tokens, model.info.MaxLen, "tokens"); err != nil {
-		return err
-	}
-	request.Model, request.Tenant, request.Trace = &model.info.Name, x.tenant(), x.trace
-	if request.DeadlineMS, err = x.deadline(request.DeadlineMS); err != nil {
+	if err := x.direct(d, ofScore(&request), request.Tokens); err != nil {
 		return err
 	}
 	result, err := d.client.Score(x.r.Context(), &request)

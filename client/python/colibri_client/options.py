@@ -31,6 +31,7 @@ class ScoreOptions(TypedDict, total=False):
     model: str
     tenant: str
     trace: str
+    request_id: str
 
 
 class CheckOptions(TypedDict, total=False):

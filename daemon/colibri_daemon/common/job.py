@@ -10,7 +10,7 @@ from typing import Any
 class Job:
     """Token lists are bytes (little-endian u32). generated: output so far, from a resume or an earlier worker; the
     job's output goes on after it. A score job (score_from not None) generates nothing. KV slabs are shared with
-    requests of the same salt, with ``cache`` False not at all."""
+    requests of the same salt, with ``cache`` False not at all. trace and request_id are for the log alone."""
 
     tokens: bytes
     max_tokens: int = 0
@@ -36,6 +36,8 @@ class Job:
     positions: str = "cache"
     salt: bytes = b""
     cache: bool = True
+    trace: str | None = None
+    request_id: str | None = None
     owner: int = 0  # whose share of prefill it takes: a number per user and tenant
 
     def to_wire(self) -> dict[str, Any]:

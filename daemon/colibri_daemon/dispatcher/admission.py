@@ -107,7 +107,9 @@ class Admission:
         salt = salt_of(uid, message.tenant, message.cache.salt_extra)
         return {"pinned": self._facts.pinned, "window": self._facts.window, "positions": self._facts.positions,
                 "salt": salt, "cache": bool(salt) and message.cache.use,
-                "owner": zlib.crc32(f"{uid} {message.tenant!r}".encode())}  # fmt: skip
+                "owner": zlib.crc32(f"{uid} {message.tenant!r}".encode()),
+                "trace": getattr(message, "trace", None),
+                "request_id": getattr(message, "request_id", None)}  # fmt: skip
 
     def _as_before(self, resume: Resume | None, length: int) -> dict[str, Any]:
         """Fields of Job that were fixed where the request was admitted first, whatever the configuration is now."""

@@ -77,7 +77,8 @@ def _request(stream: Stream, now: float) -> dict[str, Any]:
     worker = stream.worker
     return {
         "key": stream.key, "connection": stream.connection, "id": stream.id, "uid": uid, "tenant": tenant,
-        "trace": stream.trace, "kind": "score" if stream.is_score else "generate", "phase": stream.phase.name.lower(),
+        "trace": stream.job.trace, "request_id": stream.job.request_id,
+        "kind": "score" if stream.is_score else "generate", "phase": stream.phase.name.lower(),
         "generation": stream.generation.number, "worker": None if worker is None else worker.slot,
         "age_s": round(now - stream.arrived, 3), "deadline_s": round(stream.deadline - now, 3),
         "silent_s": round(now - stream.last_at, 3) if stream.last_at else None, "priority": stream.priority,

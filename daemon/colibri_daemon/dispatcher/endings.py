@@ -64,8 +64,9 @@ def failure(stream: Stream, error: InvalidMessage, usage: Usage) -> Error:
 
 def log_end(stream: Stream, finish: str, error: InvalidMessage | None, usage: Usage, times: Times) -> None:
     """One line per request, without its tokens."""
-    optional = {"code": error and error.code.name, "tenant": stream.owner[1], "trace": stream.trace}
-    _log.info("request ended", id=stream.id, connection=stream.connection, uid=stream.owner[0], prompt=usage.prompt,
-              cached=usage.cached, generated=usage.generated, finish=finish, queue_ms=times.queue,
+    optional = {"code": error and error.code.name, "tenant": stream.owner[1], "trace": stream.job.trace,
+                "request_id": stream.job.request_id}  # fmt: skip
+    _log.info("request ended", id=stream.id, key=stream.key, connection=stream.connection, uid=stream.owner[0],
+              prompt=usage.prompt, cached=usage.cached, generated=usage.generated, finish=finish, queue_ms=times.queue,
               prefill_ms=times.prefill, decode_ms=times.decode, worker=stream.slot, attempt=stream.attempt,
               **{name: value for name, value in optional.items() if value is not None})  # fmt: skip

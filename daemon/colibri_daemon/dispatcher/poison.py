@@ -23,7 +23,7 @@ FRUITLESS_MOST = 5  # deaths without a new token between them are a strike too w
 PROBATION_TOKENS = 16  # more than a worker computes without telling of it
 REMEMBERED_MOST, REMEMBERED_SECONDS = 1024, 600.0
 # Fields of a job that do not decide its tokens, and the seed, which may.
-_BESIDE = ("generated", "salt", "cache", "owner", "prompt_logprobs", "seed")
+_BESIDE = ("generated", "salt", "cache", "owner", "prompt_logprobs", "seed", "trace", "request_id")
 
 
 class Verdict(IntEnum):

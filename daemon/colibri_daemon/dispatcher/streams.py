@@ -80,7 +80,7 @@ class Stream:
         "deadline", "displaced", "echo_usage", "finish", "first_at", "forced", "fruitless", "generated", "generation",
         "held", "id", "job", "key", "last_at", "leaving", "length", "lost", "mark", "match", "moving", "origin",
         "owner", "paused", "phase", "plain", "preemptions", "priority", "promised", "prompt", "scored", "sent",
-        "session", "slot", "starved_since", "step", "struck_at", "timer", "tokens", "trace", "worker",
+        "session", "slot", "starved_since", "step", "struck_at", "timer", "tokens", "worker",
     )  # fmt: skip
 
     def __init__(self, key: int, request_id: int, session: Session, generation: Generation, job: Job,
@@ -95,7 +95,7 @@ class Stream:
         self.job = job
         self.generation = self.origin = generation  # that has to serve it; that admitted it
         self.moving = False  # was told to leave its worker for one of another generation
-        self.owner, self.priority, self.trace = owner, message.priority, message.trace
+        self.owner, self.priority = owner, message.priority
         self.tokens = bytearray(job.generated)
         self.base = self.sent = self.charged = len(job.generated) // TOKEN  # resumed; sent; counted for its owner
         self.prompt = len(job.tokens) // TOKEN

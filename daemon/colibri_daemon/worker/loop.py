@@ -32,6 +32,7 @@ from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
 
+_log = log.get("requests")
 MOMENT = 0.05  # share of a step that the next one waits for newcomers
 TELL_NS = 1_000_000  # steps shorter than this share a message: each one wakes the dispatcher and its clients
 IDLE_MS = 500  # longest sleep: whoever beats less often is taken for stopped (supervisor/health.py)
@@ -203,6 +204,8 @@ class Loop:
         try:
             request = Request(key, Job.from_wire(body), self._engine.info, self._engine.max_context, self._arrivals)
         except (ValueError, TypeError) as e:
+            _log.warning("request failed", key=key, code=Code.INVALID_ARGUMENT.name, reason=str(e),
+                         **{name: body[name] for name in ("trace", "request_id") if name in body})
             self._rows.append(failed(key, Code.INVALID_ARGUMENT, str(e), 0))
             return
         if request.finished:
@@ -236,6 +239,7 @@ class Loop:
 
     def _leave(self, request: Request, row: Row | None) -> None:
         """The request ends here, with this row."""
+        self._note(request, row)
         if row is not None:
             self._rows.append(row)
         del self._requests[request.key]
@@ -244,10 +248,21 @@ class Loop:
             self._scheduler.finish(request.lane)
         self._kv.release(request.key)
 
+    @staticmethod
+    def _note(request: Request, row: Row | None) -> None:
+        """The request's line in the log. What the dispatcher logs has times, and whose they are is told by the key."""
+        error = (row[2] or {}).get("error") if row is not None else None
+        if error is None:
+            _log.debug("request left", **request.about)
+        else:
+            _log.warning("request failed", code=Code(error[0]).name, reason=error[1], **request.about)
+
     # ---- what the pool says ----
 
     def attached(self, key: int, position: int, slabs: list[tuple[int, int]]) -> None:
         request = self._requests[key]
+        if request.doubts:
+            _log.warning("request is computed again", cached=position, **request.about)
         request.lane.start(position, slabs)
         request.begin(position)
         self._scheduler.admit(request.lane, request.arrival, request.owner)

@@ -44,6 +44,7 @@ class Request:
             raise ValueError(f"prompt and output have {len(prompt)} + {job.max_tokens} tokens; at least 1 + 0 and at "
                              f"most {max_length} together are possible")
         self.key, self.arrival, self.salt, self.cache, self.owner = key, arrival, job.salt, job.cache, job.owner
+        self._names = {"trace": job.trace, "request_id": job.request_id}
         self.attached = self.paused = False
         self.doubts = 0
         self._logprobs, self._min_tokens = job.logprobs, job.min_tokens
@@ -59,6 +60,13 @@ class Request:
         self._begun = False
         if barred := self.stops.barred:
             self.lane.bar(np.array(barred, np.uint32))
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the log: whose it is, in the dispatcher's words and its client's, and how far it came."""
+        names = {name: value for name, value in self._names.items() if value is not None}
+        return {"key": self.key, **names, "prompt": self.lane.n_prompt, "computed": self.lane.position,
+                "generated": self.stops.count, "finish": self.stops.finish}
 
     def begin(self, cached: int) -> None:
         """The lane has its place, behind so many tokens that were in the cache."""

@@ -21,7 +21,7 @@ UNBOUNDED = 1 << 31  # ranges from here on are not worth showing
 # Fields that are one option each, in the order of --help.
 FIELDS = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
           "presence_penalty", "frequency_penalty", "seed", "ignore_eos", "logprobs", "prompt_logprobs", "priority",
-          "tenant")
+          "tenant", "trace", "request_id")
 # Where the protocol's words are not a user's.
 HELP = {
     "seed": "Of the sampling noise; without it one is drawn, and --json says which.",
