@@ -1,8 +1,8 @@
 /* What a fork and join of host/pool.c costs: bench_pool [threads]
- * One task per thread. In "warm" and "cold" each waits until all have begun, so every lane takes part: warm forks follow
- * one another and find the lanes spinning, cold ones come after a pause of 1 ms and find them asleep in the kernel. In
- * "loaded" another program keeps one core busy and tasks are empty: a lane that does not run has its share done by the
- * others. Microseconds: median and 99th percentile. */
+ * One task per thread. In "warm" and "cold" each waits until all have begun, so every lane takes part: warm forks
+ * follow one another and find the lanes spinning, cold ones come after a pause of 1 ms and find them asleep in the
+ * kernel. In "loaded" another program keeps one core busy and tasks are empty: a lane that does not run has its share
+ * done by the others. Microseconds: median and 99th percentile. */
 #include "host/machine.h"
 #include "host/pool.h"
 #include <signal.h>

@@ -114,7 +114,10 @@ static void count_attention(uint32_t rows) {
 }
 
 typedef struct rows { float *x, *y; } rows_t;
-static void run_rmsnorm(void *arg) { kernels.rmsnorm(((rows_t *)arg)->x, ((rows_t *)arg)->y, 1e-5f, K, ((rows_t *)arg)->y); }
+static void run_rmsnorm(void *arg) {
+    rows_t *r = arg;
+    kernels.rmsnorm(r->x, r->y, 1e-5f, K, r->y);
+}
 static void run_silu(void *arg) { kernels.silu_mul(((rows_t *)arg)->x, ((rows_t *)arg)->y, K); }
 static void run_softmax(void *arg) { kernels.softmax(((rows_t *)arg)->x, K); }
 static void run_axpy(void *arg) { kernels.axpy(0.5f, ((rows_t *)arg)->x, K, ((rows_t *)arg)->y); }
