@@ -208,6 +208,8 @@ soak: $(BUILD)/faults/tiny-q4 ## 20,000 requests, 10 % of them cancelled, with k
 	$(PY) loadtest/faults.py soak --model $(BUILD)/faults/tiny-q4 $(SOAK_ARGS)
 
 include loadtest/load.mk
+bench: ## the engine beside llama.cpp and ik_llama.cpp [BENCH_MODELS='smol-q4 …' BENCH_ARGS='--pairs 5 -d 128' IK_BENCH=…]
+load: ## the daemon beside llama-server [LOAD_SCENARIO=chat LOAD_MODEL=smol-q8 LOAD_ARGS=… LLAMA_SERVER=…]
 
 golden-full: python $(VENV)/smol.stamp ## every golden text in every format, and larger hypothesis runs (tens of minutes)
 	$(PY) -m pytest -m full $(PYTEST_ARGS)

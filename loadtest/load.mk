@@ -20,7 +20,7 @@ $(LOAD_BUILD)/mixtral2-%: | $(VENV)/engine.stamp
 .PHONY: bench load
 BENCH_MODELS ?= $(foreach m,smol mixtral2,$(m)-q4 $(m)-q8)
 BENCH_ARGS   ?= --pairs 5 -p 256 -d 128,2048 -b 1,8,16,32 -t 2
-bench: python $(VENV)/peers.stamp $(BENCH_MODELS:%=$(LOAD_BUILD)/%) ## colibri-bench beside llama.cpp, ik_llama.cpp [BENCH_MODELS='smol-q4 …' BENCH_ARGS=… LLAMA_BENCH= IK_BENCH=]
+bench: python $(VENV)/peers.stamp $(BENCH_MODELS:%=$(LOAD_BUILD)/%)
 	@for m in $(BENCH_MODELS); do echo "$$m"; \
 	    $(PY) loadtest/peers/compare.py --model $(LOAD_BUILD)/$$m --cache $(LOAD_BUILD) $(BENCH_ARGS) \
 	        $(LLAMA_BENCH:%=--llama-bench %) $(IK_BENCH:%=--ik-bench %) --json $(LOAD_BUILD)/bench-$$m.json || exit 1; \
@@ -31,7 +31,7 @@ LOAD_MODEL    ?= smol-q4
 LOAD_SCENARIO ?= closed16
 LOAD_ARGS     ?= --pairs 3 --slots 16 --threads 2
 LOAD_RESULT   := $(LOAD_BUILD)/load-$(LOAD_SCENARIO)-$(LOAD_MODEL)
-load: python $(VENV)/peers.stamp $(LOAD_BUILD)/$(LOAD_MODEL) ## the daemon beside llama-server [LOAD_SCENARIO=chat LOAD_MODEL=smol-q8 LOAD_ARGS='--pairs 3 --gateway build/colibri-gateway' LLAMA_SERVER=]
+load: python $(VENV)/peers.stamp $(LOAD_BUILD)/$(LOAD_MODEL)
 	$(PY) loadtest/against.py --model $(LOAD_BUILD)/$(LOAD_MODEL) --cache $(LOAD_BUILD) --scenario $(LOAD_SCENARIO) $(LOAD_ARGS) \
 	    $(LLAMA_SERVER:%=--llama-server %) --json $(LOAD_RESULT).json --html $(LOAD_RESULT).html
 	@b=loadtest/baselines/load-$(LOAD_SCENARIO)-$(LOAD_MODEL).json; [ ! -e $$b ] || $(PY) loadtest/drive.py compare $(LOAD_RESULT).json $$b

@@ -29,7 +29,7 @@ kind = "uniform"
 low = 8
 high = 24
 [cancel]
-rate = 0.3
+rate = 0.6
 """
 
 
