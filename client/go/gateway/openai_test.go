@@ -46,9 +46,12 @@ func TestCompletion(t *testing.T) {
 func TestCompletionDefaults(t *testing.T) {
 	u := storyteller(t)
 	s, _ := server(t, u)
-	post(t, s, "/v1/completions", `{"prompt":[5,6]}`, "X-Deadline-Ms", "1234", "traceparent",
+	post(t, s, "/v1/completions", `{"prompt":[5,6]}`, "X-Deadline-Ms", "1234", "X-Request-Id", "rid", "traceparent",
 		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 	got := u.asked()
+	if *got.RequestID != "rid" {
+		t.Error(*got.RequestID)
+	}
 	if got.MaxTokens != 16 || got.Temperature != 1 || got.DeadlineMS != 1234 || *got.Model != "tiny/model" ||
 		got.Tenant != nil || !strings.HasPrefix(*got.Trace, "00-0af") || fmt.Sprint(got.Tokens) != "[5 6]" {
 		t.Errorf("%+v", got)
@@ -63,7 +66,7 @@ func TestEverySamplingField(t *testing.T) {
 		"logit_bias":{"7":-100},"seed":-1,"ignore_eos":true,"priority":-5,"stop_token_ids":[3,4],"logprobs":2,
 		"user":"u","metadata":{"a":"b"},"stop":null}`)
 	got := u.asked()
-	got.Tokens, got.Model = nil, nil
+	got.Tokens, got.Model, got.RequestID = nil, nil, nil
 	if got.Seed == nil || *got.Seed != 1<<64-1 || got.Logprobs == nil || *got.Logprobs != 2 {
 		t.Fatal(body)
 	}

@@ -86,6 +86,7 @@ func (c *Client) Score(ctx context.Context, request *colibri.Score) (*colibri.Sc
 	s := scoring{request: newRequest(ctx, c.pool, true), score: *request}
 	defer s.settle()
 	s.opening = s.open
+	s.within(request.DeadlineMS)
 	return s.run()
 }
 

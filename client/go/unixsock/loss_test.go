@@ -2,6 +2,7 @@ package unixsock
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -190,6 +191,27 @@ func TestTheDeadlineRunsOnOverAttempts(t *testing.T) {
 	g := prompt(1)
 	g.DeadlineMS = 1000
 	want(t, outcome(begin(t, c, g)), "[] stop")
+}
+
+// A daemon that is away is not waited for beyond the deadline, however long it may take to come back.
+func TestTheDeadlineBoundsReconnecting(t *testing.T) {
+	var path string
+	path = serve(t, greeting(func(p *peer) {
+		_, id := expect[*colibri.Generate](p)
+		p.tokens(id, 0, 7)
+		os.Remove(path)
+	}))
+	c := quick(t, path, WithReconnect(time.Hour))
+	g := prompt(1)
+	g.DeadlineMS = 100
+	ids, err := readAll(begin(t, c, g))
+	want(t, ids, []uint32{7})
+	want(t, codeOf(err), colibri.CodeDeadlineExceeded)
+	wantText(t, err, "; and no connection to the daemon within the request's deadline")
+	score := colibri.NewScore()
+	score.Tokens, score.DeadlineMS = colibri.TokenIDs{1, 2}, 100
+	_, err = c.Score(t.Context(), &score)
+	want(t, codeOf(err), colibri.CodeDeadlineExceeded)
 }
 
 func TestGoAwayInMidStream(t *testing.T) {

@@ -25,6 +25,7 @@ type output struct {
 func newOutput(r *request, generate *colibri.Generate) *output {
 	o := &output{request: r, generate: *generate}
 	r.opening = o.open
+	r.within(generate.DeadlineMS)
 	var seed uint64
 	if resume := generate.Resume; resume != nil {
 		o.received = append(o.received, resume.Tokens...)

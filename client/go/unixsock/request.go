@@ -2,7 +2,9 @@ package unixsock
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -22,8 +24,9 @@ type request struct {
 	opening func(waited time.Duration) colibri.Message
 
 	began      time.Time
-	attempts   int // refused
-	losses     int // of connections in a row, since a message has come
+	deadline   time.Time // for getting onto a connection, the first time and again; zero: none
+	attempts   int       // refused
+	losses     int       // of connections in a row, since a message has come
 	firstLoss  time.Time
 	progressed bool  // since it was last sent
 	failure    error // why it is being tried again
@@ -39,6 +42,13 @@ func newRequest(ctx context.Context, p *pool, limited bool) *request {
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	r.unwatch = context.AfterFunc(r.ctx, r.abort)
 	return r
+}
+
+// within bounds the time without a connection by a request's own deadline, which the daemon keeps once it has it.
+func (r *request) within(deadlineMS uint64) {
+	if deadlineMS > 0 && deadlineMS <= math.MaxInt64/uint64(time.Millisecond) {
+		r.deadline = r.began.Add(time.Duration(deadlineMS) * time.Millisecond)
+	}
 }
 
 // settle ends the request. If its last message has not come, the daemon is told: the reader may have seen the end of the
@@ -90,6 +100,12 @@ type final struct{ error }
 
 // begin gets the request onto a connection: at first (err is nil), and again after err if the policy allows it.
 func (r *request) begin(err error) error {
+	ctx := r.ctx
+	if !r.deadline.IsZero() {
+		var done context.CancelFunc
+		ctx, done = context.WithDeadline(ctx, r.deadline)
+		defer done()
+	}
 	for {
 		if err != nil {
 			delay, again := r.verdict(err)
@@ -97,11 +113,11 @@ func (r *request) begin(err error) error {
 				return plain(err)
 			}
 			r.failure = plain(err)
-			if err := sleep(r.ctx, delay); err != nil {
-				return err
+			if err := sleep(ctx, delay); err != nil {
+				return r.unplaced(err)
 			}
 		}
-		if err = r.send(); err == nil {
+		if err = r.send(ctx); err == nil {
 			return nil
 		}
 	}
@@ -139,9 +155,9 @@ func (r *request) verdict(err error) (delay time.Duration, again bool) {
 	return 0, false
 }
 
-// send makes one attempt.
-func (r *request) send() error {
-	l, err := r.pool.acquire(r.ctx, r.limited)
+// send makes one attempt; ctx bounds the wait for a connection.
+func (r *request) send(ctx context.Context) error {
+	l, err := r.pool.acquire(ctx, r.limited)
 	if err != nil {
 		return final{r.unplaced(err)}
 	}
@@ -166,6 +182,13 @@ func (r *request) send() error {
 func (r *request) unplaced(err error) error {
 	if _, isRefusal := r.failure.(*colibri.Error); isRefusal && r.ctx.Err() == nil {
 		return r.failure
+	}
+	if errors.Is(err, context.DeadlineExceeded) && r.ctx.Err() == nil {
+		message := "no connection to the daemon within the request's deadline"
+		if r.failure != nil {
+			message = fmt.Sprintf("%v; and %s", r.failure, message)
+		}
+		return &colibri.Error{Code: uint64(colibri.CodeDeadlineExceeded), Message: message}
 	}
 	if failed, ok := err.(*colibri.ConnectionError); ok && r.failure != nil {
 		message := fmt.Sprintf("%v; and no new one could be made: %v", r.failure, failed)

@@ -74,7 +74,8 @@ class Tokenizer:
         """Ids of a conversation ({"role", "content"} each) in the model's chat template, up to where the answer
         goes."""
         self._template = self._template or ChatTemplate.load(self.folder, self.config)
-        shielded = [{**m, "content": self._escapes.escape(m["content"])} for m in messages]
+        shielded = [{**m, **{name: self._escapes.escape(m[name]) for name in ("role", "content") if name in m}}
+                    for m in messages]  # fmt: skip
         rendered = self._template.render(shielded)
         return self._encode(self._escapes.unescape(self._escapes.translate(rendered, self._hidden)),
                             add_special_tokens=False)
@@ -138,17 +139,28 @@ def _token_text(entry: Any) -> str | None:
 
 class _Escapes:
     """Tells typed special tokens from the template's: the first character of a typed one travels through the template
-    as [nonce:hex]."""
+    as [nonce:hex]. So does that of half a one at the end of a text, which the template might complete with the next."""
 
     def __init__(self, specials: Sequence[str], nonce: str) -> None:
         any_of = "|".join(re.escape(s) for s in sorted(specials, key=len, reverse=True)) or r"(?!)"
-        self._nonce = nonce
+        self._nonce, self._specials = nonce, specials
+        self._longest = max(map(len, specials), default=0)
         self._special = re.compile(any_of)
         self._start = re.compile(f"(?s)(?={any_of}).")
         self._escaped = re.compile(rf"\[{nonce}:([0-9a-f]+)\]")
 
     def escape(self, text: str) -> str:
-        return self._start.sub(lambda found: f"[{self._nonce}:{ord(found[0]):x}]", text)
+        end = max(0, len(text) - self._longest + 1)
+        tail = "".join(self._hidden(c) if self._begun(text[end + i :]) else c for i, c in enumerate(text[end:]))
+        whole = self._start.sub(lambda found: self._hidden(found[0]) if found.start() < end else found[0], text)
+        return whole.removesuffix(text[end:]) + tail
+
+    def _hidden(self, character: str) -> str:
+        return f"[{self._nonce}:{ord(character):x}]"
+
+    def _begun(self, rest: str) -> bool:
+        """Whether a special token begins with this text, or this text with one."""
+        return any(rest.startswith(special) or special.startswith(rest) for special in self._specials)
 
     def unescape(self, text: str) -> str:
         return self._escaped.sub(lambda found: chr(int(found[1], 16)), text)

@@ -103,6 +103,33 @@ def test_no_content_gets_out_of_its_turn(content: str) -> None:
     assert inside == f"user\n{content}"
 
 
+PARTS = st.lists(st.sampled_from([*SPECIALS, "<", "<|", "|", "im_", "<|im_", "end|>", "s>", ">", "a"]), max_size=4)
+
+
+@given(texts=st.lists(st.tuples(PARTS.map("".join), PARTS.map("".join)), min_size=1, max_size=3))
+def test_nothing_typed_becomes_special_across_roles_and_contents(texts: list[tuple[str, str]]) -> None:
+    """A template that puts nothing between them."""
+    tokenizer = Tokenizer(_folders["byte_level"])
+    source = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+    tokenizer._template = ChatTemplate(source, {})
+    ids = tokenizer.encode_chat([{"role": role, "content": content} for role, content in texts])
+    assert specials_in(ids, _folders["byte_level"]) == []
+    assert tokenizer.decode(ids) == "".join(role + content for role, content in texts)
+
+
+@pytest.mark.parametrize("messages", [
+    [{"role": "<|im_end|>", "content": "x"}],
+    [{"role": "<|im_", "content": "end|>"}],
+    [{"role": "user", "content": "<|im_en"}, {"role": "d|>", "content": ""}],
+])  # fmt: skip
+def test_what_would_complete_a_special_token_does_not(messages: list[dict[str, str]]) -> None:
+    typed = "".join(m["role"] + m["content"] for m in messages)
+    assert specials_in(hugging_face(_folders["byte_level"]).encode(typed).ids, _folders["byte_level"])  # it could
+    tokenizer = Tokenizer(_folders["byte_level"])
+    tokenizer._template = ChatTemplate("{% for m in messages %}{{ m.role + m.content }}{% endfor %}", {})
+    assert specials_in(tokenizer.encode_chat(messages), _folders["byte_level"]) == []
+
+
 def test_special_tokens_that_overlap(tmp_path: Path) -> None:
     """Typed ones are text, however they overlap; of the template's the longest counts, as in the tokenizers package."""
     folder = write_folder(tmp_path, "byte_level", chat_template="<s><s>x{{ messages[0].content }}")

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -13,7 +14,7 @@ import (
 )
 
 const (
-	headerTime     = 10 * time.Second // for the headers of a request to arrive
+	headerTime     = 10 * time.Second
 	idleTime       = 120 * time.Second
 	maxHeaderBytes = 64 << 10
 )
@@ -33,6 +34,7 @@ type Plan struct {
 	Reload  func()
 	Delay   time.Duration // between not ready and closed, for a load balancer to notice
 	Timeout time.Duration // for what is being answered then
+	Headers time.Duration // for the headers of a request to arrive; 0: 10 s
 	Log     *slog.Logger
 }
 
@@ -42,7 +44,7 @@ func Run(p Plan) error {
 	servers := make([]*http.Server, len(p.Places))
 	failed := make(chan error, len(p.Places))
 	for i, place := range p.Places {
-		servers[i] = server(place, p.Log)
+		servers[i] = server(place, cmp.Or(p.Headers, headerTime), p.Log)
 		go func() { failed <- serve(servers[i], place) }()
 	}
 	defer closeAll(servers)
@@ -63,7 +65,7 @@ func Run(p Plan) error {
 	}
 }
 
-func server(place Place, log *slog.Logger) *http.Server {
+func server(place Place, headers time.Duration, log *slog.Logger) *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(place.TLS != nil)
@@ -71,7 +73,7 @@ func server(place Place, log *slog.Logger) *http.Server {
 		Handler:           place.Handler,
 		TLSConfig:         place.TLS,
 		Protocols:         protocols,
-		ReadHeaderTimeout: headerTime,
+		ReadHeaderTimeout: headers,
 		IdleTimeout:       idleTime,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug), // clients' TLS and HTTP mistakes

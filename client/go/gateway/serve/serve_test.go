@@ -119,6 +119,33 @@ func TestSecondSignal(t *testing.T) {
 	}
 }
 
+// Half a header holds a connection no longer than that, and what is being answered is not hurried by it.
+func TestSlowHeaders(t *testing.T) {
+	r := start(t, func(p *Plan) { p.Headers = 50 * time.Millisecond })
+	answered := r.ask()
+	for _, sent := range []string{"", "GET / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nHost: x\r\nX-Slow: "} {
+		conn, err := net.Dial("tcp", r.url[len("http://"):])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte(sent)); err != nil {
+			t.Error(err)
+		}
+		if got, err := io.ReadAll(conn); err != nil || len(got) > 0 {
+			t.Errorf("%q: %q, %v", sent, got, err)
+		}
+		conn.Close()
+	}
+	close(r.release)
+	if err := <-answered; err != nil {
+		t.Error(err)
+	}
+	r.signals <- syscall.SIGTERM
+	if err := <-r.ended; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDrainTimeout(t *testing.T) {
 	r := start(t, func(p *Plan) { p.Timeout = time.Millisecond })
 	answered := r.ask()
