@@ -86,6 +86,7 @@ def test_all_fields_of_generate() -> None:
         "seed": 5, "stop_ids": [1], "stop_seqs": [[1, 2], np.array([3])], "ignore_eos": True, "logprobs": 2,
         "prompt_logprobs": 1, "priority": 3, "deadline_ms": 100, "cache": {"use": False, "salt_extra": b"x"},
         "resume": {"tokens": [7], "seed": 5}, "model": "tiny", "tenant": "t", "trace": "0", "echo_usage": True,
+        "request_id": "r",
     }  # fmt: skip
     assert generate_message([1], given) == Generate(
         tokens=packed([1]), max_tokens=9, min_tokens=1, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1,
@@ -93,6 +94,7 @@ def test_all_fields_of_generate() -> None:
         stop_ids=packed([1]), stop_seqs=(packed([1, 2]), packed([3])), ignore_eos=True, logprobs=2, prompt_logprobs=1,
         priority=3, deadline_ms=100, cache=Cache(use=False, salt_extra=b"x"),
         resume=Resume(tokens=packed([7]), seed=5), model="tiny", tenant="t", trace="0", echo_usage=True,
+        request_id="r",
     )  # fmt: skip
     assert set(given) == names(Generate)
 

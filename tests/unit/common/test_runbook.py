@@ -43,5 +43,6 @@ def test_every_state_has_its_line() -> None:
 
 def test_settings_it_names_exist() -> None:
     named = set(re.findall(r"`([a-z]+_[a-z_]+)`", RUNBOOK))
-    fields = {"retry_after_ms", "deadline_ms", "protocol_errors_total", "slow_reader_disconnects_total", "kv_slabs"}
+    fields = {"retry_after_ms", "deadline_ms", "protocol_errors_total", "slow_reader_disconnects_total", "kv_slabs",
+              "request_id"}
     assert named - fields <= SETTINGS.keys()
