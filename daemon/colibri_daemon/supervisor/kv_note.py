@@ -35,6 +35,7 @@ class Note:
             raise ValueError(f"its note has {size} bytes and seals {seals:#x}")
         self.fd = fd
         self._memory = mmap.mmap(fd, SIZE)
+        self._memory.madvise(mmap.MADV_DONTFORK)  # no child of ours can write into it
         self._numbers = memoryview(self._memory).cast("Q")
         self.about = self._read()
 
