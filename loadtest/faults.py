@@ -5,8 +5,8 @@
 
 Every request is one of a few whose only right answer was found before the first fault, in the same daemon at rest. Each
 output is compared with it token for token, log probabilities and usage included; outputs that the client cancels, with
-its beginning. At the end nothing may be held: KV slabs, descriptors, threads, memory; and what was started must be what
-has ended. The exit code is 1 if anything was lost, wrong or left.
+its beginning. At the end nothing may be held: KV slabs, descriptors, threads, memory; all that was started must have
+ended. The exit code is 1 if anything was lost, wrong or left.
 """
 
 from __future__ import annotations
@@ -389,9 +389,8 @@ def main(scenario: str, model: Path, other_model: Path | None, workers: int, as_
             daemon.kill()
             sys.stderr.write(daemon.log.read_text()[-8000:])
             raise
-    report = {"scenario": scenario, "seconds": seconds, "done": run.done, "aborted": run.aborted,
-              "failed": dict(run.failed), "wrong": run.wrong, "faults": run.faults, "hits": run.hits,
-              "findings": run.findings}
+    report = {"scenario": scenario, "seconds": seconds, "done": run.done, "aborted": run.aborted, "wrong": run.wrong,
+              "failed": dict(run.failed), "faults": run.faults, "hits": run.hits, "findings": run.findings}
     report |= {f"{name}_ms": [round(1000 * s, 1) for s in getattr(run, name)] for name in ("gaps", "noticed", "free")}
     click.echo(json.dumps(report) if as_json else show(scenario, run, seconds))
     sys.exit(0 if run.clean else 1)

@@ -95,7 +95,8 @@ def first_tokens(steps: Steps, facts: ModelFacts, found: Calibration, prompt: in
     """Seconds until each of so many prompts that come at the same moment, to one worker, has its first token; sorted.
     texts: at most max_seqs."""
     bound = math.inf if settings.step_tokens else found.stall
-    scheduler: Scheduler[_Text] = Scheduler(settings.max_seqs, found.chunk, 0, facts.slab_tokens, found.key_cost, bound)
+    scheduler: Scheduler[_Text] = Scheduler(settings.max_seqs, found.chunk, 0, facts.slab_tokens, found.key_cost, bound,
+                                        found.gentle)
     sees = facts.pinned + facts.window if facts.window else prompt + 1
     waiting = [_Text(prompt, sees) for _ in range(texts)]
     for i, text in enumerate(waiting):

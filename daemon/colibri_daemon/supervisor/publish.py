@@ -145,7 +145,7 @@ class Publisher:
             workers=len(workers),
             kv_bytes=serving.pool.memory.arena.size,
             socket=str(self._path),
-            **{name: told[name] for name in ("threads", "chunk", "stall_ms") if name in told},
+            **{name: told[name] for name in ("threads", "chunk", "gentle_chunk", "stall_ms") if name in told},
             seconds=round(process.age(), 3),
         )
 

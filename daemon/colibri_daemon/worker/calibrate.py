@@ -16,6 +16,7 @@ from .scheduler import LEAST_CHUNK
 
 STALL = 0.1  # seconds a running stream may wait for another's prefill, unless one pass over the weights is longer
 LEAST, MOST = LEAST_CHUNK, 512  # rows of a chunk
+GENTLE = 32  # least rows of a chunk beside running streams, if the bound allows: below them kernels lose too much
 _FEW, _MANY = 8, 128  # rows of the measured steps, the longer ...
 _MANY_SECONDS = 0.1  # ... at most about as long as this
 _KEY = 1  # of the sequence that is measured
@@ -32,10 +33,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Calibration:
-    """chunk: most prefill rows of a step. key_cost: of each key a row looks at, in rows. stall: seconds that a step
+    """chunk: most prefill rows of a step. gentle: of one in which streams go on; longer ones would hardly make more tokens
+    per second, and every stream would wait. key_cost: of each key a row looks at, in rows. stall: seconds that a step
     takes at most."""
 
     chunk: int
+    gentle: int
     key_cost: float
     stall: float
 
@@ -62,10 +65,11 @@ def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calib
     one_pass = max(short.seconds - short.rows * per_row, 0.0)
     per_key = max(deep.seconds - short.seconds, 0.0) / deep.rows / max(deep.keys, 1)
     if step_tokens:
-        return Calibration(step_tokens, 0.0, max(STALL, one_pass + step_tokens * (per_row + deep.keys * per_key)))
+        return Calibration(step_tokens, step_tokens, 0.0, max(STALL, one_pass + step_tokens * (per_row + deep.keys * per_key)))
     chunk = min(MOST, max(LEAST, int((max(STALL, 2 * one_pass) - one_pass) / per_row)))
     least = LEAST * (per_row + deep.keys * per_key)  # a step always has room for these
-    return Calibration(chunk, per_key / per_row, max(STALL, one_pass + max(chunk * per_row, least)))
+    gentle = min(chunk, max(GENTLE, int(one_pass / per_row)))  # as long as the pass that the streams need anyway
+    return Calibration(chunk, gentle, per_key / per_row, max(STALL, one_pass + max(chunk * per_row, least)))
 
 
 class _Probe:

@@ -89,9 +89,10 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
             found = calibrate(engine, facts, settings.step_tokens)
         page[Field.SLABS], page[Field.FREE_SLABS] = kv.total, kv.free
         scheduler: Scheduler[Lane] = Scheduler(settings.max_seqs, found.chunk, SCORED_ROWS, facts.slab_tokens,
-                                               found.key_cost, math.inf if settings.step_tokens else found.stall)
-        told = {"threads": threads, "chunk": found.chunk, "stall_ms": round(1000 * found.stall, 1),
-                "isa": engine.info.isa}
+                                               found.key_cost, math.inf if settings.step_tokens else found.stall,
+                                               found.gentle)
+        told = {"threads": threads, "chunk": found.chunk, "gentle_chunk": found.gentle,
+                "stall_ms": round(1000 * found.stall, 1), "isa": engine.info.isa}
         greeting = [ipc.READY, {"max_seqs": settings.max_seqs, "slabs": kv.total, **told}]
         loop = Loop(engine, batch, kv, link, control, stop, page, scheduler, greeting)
     except BaseException:

@@ -49,13 +49,15 @@ class Scheduler(Generic[T]):
     """The sequences of one worker. running and paused are in order of arrival."""
 
     def __init__(self, max_seqs: int, step_tokens: int, scored_rows: int, slab_tokens: int,
-                 key_cost: float = 0.0, bound: float = float("inf")) -> None:
+                 key_cost: float = 0.0, bound: float = float("inf"), gentle: int | None = None) -> None:
         """Most sequences, tokens and scored rows of a step; it has more tokens only where decode rows leave less than
         LEAST_CHUNK. key_cost: what a key costs that a row looks at, as a share of the row itself. bound: seconds that a
-        prefill may add to a step; how much of it there is follows from what steps take."""
+        prefill may add to a step; how much of it there is follows from what steps take. gentle: most rows of prefill in
+        a step in which streams go on."""
         self.max_seqs, self.step_tokens, self.scored_rows = max_seqs, step_tokens, scored_rows
         self.slab_tokens, self._key_cost = slab_tokens, key_cost
         self._pace = Pace(step_tokens, LEAST_CHUNK, bound)
+        self._gentle = step_tokens if gentle is None else gentle
         self._decoded = self._prefilled = 0.0  # costs of the step planned last
         self.running: list[T] = []
         self.paused: list[T] = []
@@ -91,7 +93,8 @@ class Scheduler(Generic[T]):
         step = _Step(self, free)
         step.decode()
         self._decoded = sum(self.cost(text) for text, _ in step.plan.work)
-        self._prefilled = step.prefill(min(self.step_tokens - self._decoded, self._pace.rows))
+        most = self._gentle if self._decoded else self.step_tokens
+        self._prefilled = step.prefill(min(most, self.step_tokens - self._decoded, self._pace.rows))
         return step.plan
 
     def took(self, seconds: float) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from colibri_daemon.common.settings import Settings
-from colibri_daemon.worker.calibrate import LEAST, MOST, STALL, Calibration, Timing, calibrate, choose
+from colibri_daemon.worker.calibrate import GENTLE, LEAST, MOST, STALL, Calibration, Timing, calibrate, choose
 from colibri_daemon.worker.check import check
 from colibri_engine import Engine
 from fixtures.models import Models
@@ -35,6 +35,13 @@ def test_a_fast_machine_takes_the_longest_and_a_slow_one_the_shortest() -> None:
     assert slow.stall == pytest.approx(LEAST * 0.05)
 
 
+def test_beside_streams_a_chunk_takes_as_long_as_the_pass_they_need_anyway() -> None:
+    assert chosen(0.03, 0.0005).gentle in (59, 60)
+    assert chosen(0.001, 0.0005).gentle == GENTLE
+    slow = chosen(0.02, 0.02)
+    assert slow.gentle == slow.chunk < GENTLE
+
+
 def test_with_a_long_pass_a_chunk_takes_as_long_as_the_pass() -> None:
     found = chosen(1.0, 0.01)
     assert found.chunk in (99, 100)
@@ -48,7 +55,7 @@ def test_the_bound_covers_the_least_chunk_deep_in_a_text() -> None:
 
 def test_a_configured_chunk_is_used_as_it_is() -> None:
     found = chosen(0.02, 0.002, 2e-6, step_tokens=100)
-    assert (found.chunk, found.key_cost) == (100, 0.0)
+    assert (found.chunk, found.gentle, found.key_cost) == (100, 100, 0.0)
     assert found.stall == pytest.approx(0.02 + 100 * (0.002 + 0.002))
 
 

@@ -119,8 +119,9 @@ def test_it_loads_serves_and_stops(folder: Path) -> None:
             expected = engine.generate(prompt, 30, temperature=0.8, seed=4, pinned=128, window=384)
         assert 8 <= ready["chunk"] <= 512
         assert ready["stall_ms"] >= 100
-        assert peers.told() == {"t": "ready", "threads": 1, "chunk": ready["chunk"], "stall_ms": ready["stall_ms"],
-                                "isa": ready["isa"]}
+        assert 8 <= ready["gentle_chunk"] <= ready["chunk"]
+        assert peers.told() == {"t": "ready", "threads": 1, "chunk": ready["chunk"], "isa": ready["isa"],
+                                "gentle_chunk": ready["gentle_chunk"], "stall_ms": ready["stall_ms"]}
         job = Job(np.array(prompt, "<u4").tobytes(), 30, temperature=0.8, seed=4, pinned=128, window=384)
         peers.link.send(ipc.pack([ipc.ASSIGN, 1, job.to_wire()]))
         found = b""
