@@ -24,9 +24,10 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from .declaration import Settings
+from .journal import Journal, entry
 
 LINE_BYTES = select.PIPE_BUF  # 4096: what a pipe takes whole or not at all
 _FRAMES = 12  # innermost frames of a traceback
@@ -77,7 +78,8 @@ def setup(role: str, settings: Settings) -> None:
         _handler.close()
     chosen = settings.log_format
     render = text_line if chosen == "text" or chosen == "auto" and os.isatty(_STDERR) else json_line
-    _handler = Handler(Output(_STDERR), role, render, _is_journal(_STDERR))
+    journal = _is_journal(_STDERR)
+    _handler = Handler(Output(_STDERR), role, render, journal, Journal() if journal else None)
     root.addHandler(_handler)
     root.setLevel(settings.log_level.upper())
     logging.captureWarnings(True)
@@ -154,32 +156,65 @@ def _traceback(exc_info: Any) -> str:
     return "".join(traceback.format_exception(*exc_info, limit=-_FRAMES)).rstrip()
 
 
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
+
+
+class Line(NamedTuple):
+    """What is written, and what it was made of."""
+
+    text: str
+    fields: Mapping[str, Any]
+
+    @property
+    def fits(self) -> bool:
+        """With a priority and the end of the line."""
+        return len(_encoded(self.text)) + 4 <= LINE_BYTES
+
+
 class Handler(logging.Handler):
     """Makes lines of records and counts those that could not be written."""
 
-    def __init__(self, output: Output, role: str, render: Callable[[Mapping[str, Any]], str], priority: bool) -> None:
+    def __init__(self, output: Output, role: str, render: Callable[[Mapping[str, Any]], str], priority: bool,
+                 journal: Journal | None = None) -> None:
+        """priority: in front of each line of output. journal: tried first."""
         super().__init__()
-        self.output = output
+        self.output, self.journal = output, journal
         self._role, self._render, self._priority = role, render, priority
         self._dropped = 0
         self._second, self._date = -1, ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._dropped and self.output.write(self._notice()):
+        if self._dropped and self._write(self._notice()):
             self._dropped = 0
-        if self._dropped or not self.output.write(self._line(record)):
+        if self._dropped or not self._write(self._line(record)):
             self._dropped += 1
+
+    def _write(self, line: Line) -> bool:
+        priority = _PRIORITY.get(logging.getLevelName(str(line.fields["level"]).upper()), 5)
+        if self.journal is not None and self.journal.send(entry(line.text, priority, line.fields)):
+            return True
+        prefix = f"<{priority}>" if self._priority else ""
+        return self.output.write(_encoded(f"{prefix}{line.text}\n"))
+
+    def after_fork(self) -> None:
+        """In a child; see Output.after_fork()."""
+        self.output.after_fork()
+        if self.journal is not None:
+            self.journal.close()
 
     def close(self) -> None:
         self.output.close()
+        if self.journal is not None:
+            self.journal.close()
         super().close()
 
-    def _notice(self) -> bytes:
+    def _notice(self) -> Line:
         record = logging.LogRecord("log", logging.WARNING, "", 0, "lines were dropped: stderr took no more", (), None)
         record.fields = {"dropped": self._dropped}
         return self._line(record)
 
-    def _line(self, record: logging.LogRecord) -> bytes:
+    def _line(self, record: logging.LogRecord) -> Line:
         head = {"ts": self._time(record.created), "level": record.levelname.lower(), "role": self._role,
                 "pid": os.getpid(), "name": record.name, "msg": record.msg}  # fmt: skip
         fields = head | getattr(record, "fields", {}) | head
@@ -192,17 +227,16 @@ class Handler(logging.Handler):
         except Exception:  # a value that has no text, a format that does not match: the rest must still be told
             return self._fitting({key: _told(value) for key, value in fields.items()})
 
-    def _fitting(self, fields: Mapping[str, Any]) -> bytes:
-        line = self._bytes(fields)
+    def _fitting(self, fields: Mapping[str, Any]) -> Line:
+        line = self._rendered(fields)
         for limit in (1000, 300, 50):
-            if len(line) <= LINE_BYTES:
+            if line.fits:
                 return line
-            line = self._bytes(_shortened(fields, limit))
-        return line if len(line) <= LINE_BYTES else self._bytes(_shortened(dict(list(fields.items())[:6]), 50))
+            line = self._rendered(_shortened(fields, limit))
+        return line if line.fits else self._rendered(_shortened(dict(list(fields.items())[:6]), 50))
 
-    def _bytes(self, fields: Mapping[str, Any]) -> bytes:
-        prefix = f"<{_PRIORITY.get(logging.getLevelName(fields['level'].upper()), 5)}>" if self._priority else ""
-        return f"{prefix}{self._render(fields)}\n".encode("utf-8", "backslashreplace")
+    def _rendered(self, fields: Mapping[str, Any]) -> Line:
+        return Line(self._render(fields), fields)
 
     def _time(self, created: float) -> str:
         second = int(created)
@@ -286,7 +320,7 @@ _handler: Handler | None = None
 
 def _after_fork() -> None:
     if _handler is not None:
-        _handler.output.after_fork()
+        _handler.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -99,9 +99,60 @@ def test_priority_only_for_the_journals_own_stream(is_journal: bool) -> None:
     with ours, theirs:
         status = os.fstat(theirs.fileno())
         stream = f"{status.st_dev}:{status.st_ino if is_journal else 1}"
-        finish(child("setup(); logger.error('e')", stderr=theirs, env=os.environ | {"JOURNAL_STREAM": stream}))
+        # Where there is no journal to take fields, lines are what it gets.
+        code = "from colibri_daemon.common import journal; journal.SOCKET = '/no/such'; setup(); logger.error('e')"
+        finish(child(code, stderr=theirs, env=os.environ | {"JOURNAL_STREAM": stream}))
         line = ours.recv(8192)
     assert line.startswith(b'<3>{"ts"' if is_journal else b'{"ts"')
+
+
+def fields_of(datagram: bytes) -> dict[str, str]:
+    """As the journal reads it: NAME=value lines, or NAME, a 64-bit length and the value."""
+    found, rest = {}, datagram
+    while rest:
+        head, _, rest = rest.partition(b"\n")
+        name, equals, value = head.partition(b"=")
+        if not equals:
+            size = int.from_bytes(rest[:8], "little")
+            value, rest = rest[8 : 8 + size], rest[9 + size :]
+        found[name.decode()] = value.decode()
+    return found
+
+
+def test_the_journal_gets_fields_and_stderr_what_it_does_not_take(tmp_path: Path) -> None:
+    """A socket that implements the native protocol's receiving side stands in the journal's place."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taking:
+        taking.bind(str(tmp_path / "j"))
+        status = os.fstat(theirs.fileno())
+        code = f"""
+            from colibri_daemon.common import journal
+            journal.SOCKET = {str(tmp_path / "j")!r}
+            setup("worker 0")
+            logger.warning("request failed", request_id="r.1", **{{"odd-name": 2, "none": None}})
+            logger.error("two\\nlines", text="a\\nb")
+            if os.fork() == 0:
+                logger.error("of a child that has not set its own log up")
+                os._exit(0)
+            os.wait()
+            setup("worker 0")
+            os.unlink(journal.SOCKET)
+            logger.error("no journal")
+        """
+        finish(child(code, stderr=theirs, env=os.environ | {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}))
+        taking.setblocking(False)
+        first, second = (fields_of(taking.recv(65536)) for _ in range(2))
+        with pytest.raises(BlockingIOError):
+            taking.recv(1)
+        on_stderr = ours.recv(8192).splitlines()
+    line = json.loads(first.pop("MESSAGE"))
+    assert (line["msg"], line["request_id"]) == ("request failed", "r.1")
+    assert first == {"PRIORITY": "4", "SYSLOG_IDENTIFIER": "colibrid", "COLIBRI_ROLE": "worker 0", "COLIBRI_NAME": "x",
+                     "COLIBRI_REQUEST_ID": "r.1", "COLIBRI_ODD_NAME": "2"}  # fmt: skip
+    assert (second["PRIORITY"], second["COLIBRI_TEXT"]) == ("3", "a\nb")
+    assert "\n" not in second["MESSAGE"]
+    assert [json.loads(text.removeprefix(b"<3>"))["msg"] for text in on_stderr] == [
+        "of a child that has not set its own log up", "no journal"]  # fmt: skip
 
 
 # ---- a stderr that takes nothing -----------------------------------------------------------------------------------
