@@ -125,6 +125,16 @@ def test_prefill_goes_on_however_many_decode() -> None:
     assert run.step()[0].work == [*((line, 1) for line in decoding), (late, LEAST_CHUNK)]
 
 
+def test_chunks_are_shorter_while_streams_go_on() -> None:
+    s = Scheduler[Line](8, 64, 4, SLAB, gentle=12)
+    (stream,) = admitted(s, Line(1, 50))
+    run = Slabs(s, 1000)
+    (late,) = admitted(s, Line(200, 2))
+    assert run.step()[0].work == [(stream, 1), (late, 12)]
+    s.finish(stream)
+    assert run.step()[0].work == [(late, 64)]
+
+
 def test_rows_deep_in_a_text_count_more() -> None:
     s = scheduler(step_tokens=40, key_cost=0.1)
     shallow, deep = Line(200), Line(200, sees=30)
