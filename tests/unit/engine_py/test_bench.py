@@ -20,7 +20,8 @@ from colibri_engine.errors import ColibriError
 from colibri_engine.selftest import available
 from fixtures.models import Models
 
-KEYS = ["test", "n", "depth", "batch", "threads", "tokens_per_s", "share_of_ceiling"]
+KEYS = ["test", "n", "depth", "batch", "threads", "tokens_per_s", "share_of_ceiling",
+        "ceiling_tokens_per_s", "machine"]  # fmt: skip
 # checkpoints.MIXTRAL with sizes that are not alike
 GEOMETRY = {"vocab": 96, "hidden": 64, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16, "inter": 128,
             "experts": 8, "top_k": 2}  # fmt: skip
@@ -142,7 +143,7 @@ def test_work_of_a_run_is_what_was_routed(models: Models, kind: str, n: int) -> 
 
 def test_json_is_the_documented_list(models: Models) -> None:
     result = run("--model", models.random(GEOMETRY, "q8"), "-p", 20, "-n", 3, "-d", "0,70", "-t", "1,2", "-b", "1,4",
-                 "-r", 2, "--json")
+                 "-r", 1, "--json")
     assert result.exit_code == 0
     rows = json.loads(result.stdout)
     assert [list(row) for row in rows] == [KEYS] * 12
@@ -150,16 +151,35 @@ def test_json_is_the_documented_list(models: Models) -> None:
            ("decode", 3, 70, 1), ("decode", 3, 70, 4)]  # fmt: skip
     assert [(*(row[k] for k in KEYS[:4]), row["threads"]) for row in rows] == [(*t, n) for n in (1, 2) for t in one]
     assert all(row["tokens_per_s"] > 0 and row["share_of_ceiling"] > 0 for row in rows)
+    for row in rows:
+        assert row["ceiling_tokens_per_s"] * row["share_of_ceiling"] == pytest.approx(row["tokens_per_s"])
+        assert list(row["machine"]) == ["read_gb_s", "int8_gops", "f32_gflops"]
+        assert min(row["machine"].values()) > 0
     assert result.stderr.count("GB/s") == 2
+
+
+def test_each_repeat_has_the_better_of_the_rates_beside_it(models: Models) -> None:
+    """Reading: 1, 3 / 3, 2 / 2, 2; arithmetic as it falls. The share follows the repeat, not one probe for all."""
+    rates = iter([(1, 50, 8), (3, 40, 9), (2, 60, 7), (2, 10, 7)])
+    folder, case = models.random(GEOMETRY, "q4"), Case("decode", 2, 5, 2)
+    with Bench(folder, 1, [case], None) as engine:
+        result = engine.run(case, 3, lambda: Ceilings(1, "ref", *map(float, next(rates))))
+    assert [(c.read, c.int8, c.f32) for c in result.machine] == [(3, 50, 9), (3, 60, 9), (2, 60, 7)]
+    assert next(rates, None) is None
+    assert result.share_of_ceiling > 0
 
 
 def test_table_for_people(models: Models) -> None:
     result = run("--model", models.golden("mixtral_tied_swa"), "-p", 0, "-n", 30, "-t", 1, "-b", 1, "-r", 1,
                  "--isa", "ref")
     assert result.exit_code == 0
-    machine, head, row = result.stdout.splitlines()
+    head, row, machine = result.stdout.splitlines()
     assert machine.startswith("machine, 1 thread, ref: read ")
-    assert head.split()[:5] == ["test", "n", "depth", "batch", "threads"]
+    assert head.split()[:7] == ["test", "n", "depth", "batch", "threads", "tokens/s", "ceiling"]
+    measured, ceiling = map(float, row.split()[5:7])
+    assert row.split()[7].endswith("%")
+    assert measured > 0
+    assert ceiling > 0
     assert row.split()[:5] == ["decode", "30", "0", "1", "1"]
 
 

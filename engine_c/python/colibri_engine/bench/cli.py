@@ -8,6 +8,8 @@ import click
 
 from ..commands import reporting
 
+PROBE_RUNS = 3  # of each rate, every time: so many probes stand beside a result that each may be short
+
 
 class _Numbers(click.ParamType):
     """1,2,4"""
@@ -39,15 +41,18 @@ class _Numbers(click.ParamType):
               help="Streams to decode at once.")
 @click.option("-r", "repeats", type=click.IntRange(1), default=5, show_default=True, help="Repeats; the median counts.")
 @click.option("--isa", type=click.Choice(["ref", "avx2", "avx512"]), help="Instead of the best (or COLIBRI_ISA).")
-@click.option("--json", "as_json", is_flag=True, help="A list of results on stdout; the machine's rates on stderr.")
+@click.option("--json", "as_json", is_flag=True, help="A list of results on stdout, each with the machine's rates.")
 @reporting
 def bench(folder: Path, prefill: int, decode: int, depths: list[int], threads: list[int] | None, batches: list[int],
           repeats: int, isa: str | None, as_json: bool) -> None:
     """Measure prefill and decode speed of the model in DIR, each beside what this machine could do at best.
 
     The ceiling of a test is its roofline: the weights and KV it must read at the measured read rate, or the products
-    of its active weights at the measured int8 and float rates, whichever takes longer.
+    of its active weights at the measured int8 and float rates, whichever takes longer. The rates are measured before
+    and after each repeat, and the better ones count.
     """
+    from functools import partial
+
     from .._colibri import lib
     from . import probe, report
     from .run import Bench, Case, Result
@@ -59,11 +64,10 @@ def bench(folder: Path, prefill: int, decode: int, depths: list[int], threads: l
     results: list[Result] = []
     for count in threads or sorted({1, lib.colibri_host_threads()}):
         with Bench(folder, count, tests, isa) as engine:
-            ceilings = probe.measure(engine.isa, count)
-            click.echo(str(ceilings), err=as_json)
             for index, test in enumerate(tests):
-                results.append(engine.run(test, ceilings, repeats))
+                results.append(engine.run(test, repeats, partial(probe.measure, engine.isa, count, PROBE_RUNS)))
                 if not as_json:
                     click.echo(f"{report.header()}\n" * (index == 0) + report.row(results[-1]))
+            click.echo(report.machine(results[-len(tests):]), err=as_json)
     if as_json:
         click.echo(report.as_json(results))

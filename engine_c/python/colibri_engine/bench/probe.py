@@ -11,6 +11,7 @@ from .._colibri import ffi, lib
 from ..errors import ColibriError
 
 RUNS = 7
+RATES = ("read", "int8", "f32")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Ceilings:
     read: float  # bytes/s
     int8: float  # operations/s
     f32: float  # operations/s
+
+    def better(self, other: Ceilings) -> Ceilings:
+        """The higher of each rate; both are of the same threads and isa."""
+        return Ceilings(self.threads, self.isa, *(max(getattr(self, rate), getattr(other, rate)) for rate in RATES))
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"

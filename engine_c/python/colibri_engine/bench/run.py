@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -17,6 +18,7 @@ from .ceiling import Model, Work
 from .probe import Ceilings
 
 CHUNK = 512  # most tokens of a prefill step
+WARM = 32  # tokens of the untimed run that brings the caches back after a probe; some for every expert
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """tokens_per_s is over all streams, the median of the repeats; share_of_ceiling is of the same repeats."""
+    """Of all streams together; each rate is the median of the repeats, and so is the share."""
 
     test: str
     n: int
@@ -40,6 +42,22 @@ class Result:
     threads: int
     tokens_per_s: float
     share_of_ceiling: float
+    ceiling_tokens_per_s: float
+    machine: tuple[Ceilings, ...]  # by repeat
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One timed run and what the machine could do at that time."""
+
+    seconds: float
+    work: Work
+    machine: Ceilings
+
+    @property
+    def least(self) -> float:
+        """Seconds at the ceiling."""
+        return self.work.seconds(self.machine)
 
 
 class Rewindable(Sequence):
@@ -73,18 +91,28 @@ class Bench:
         """The instruction set in use."""
         return self._engine.info.isa
 
-    def run(self, test: Case, ceilings: Ceilings, repeats: int) -> Result:
-        """One warm-up, then the median of the repeats."""
+    def run(self, test: Case, repeats: int, probe: Callable[[], Ceilings]) -> Result:
+        """One warm-up, then the median of the repeats. On a machine shared with others rates change within minutes,
+        so probe() is called before the first repeat and after each; a repeat's ceiling is the better of the two beside
+        it: a moment that others took from a probe alone must not flatter the share."""
         streams = [self._stream(test.depth) for _ in range(test.batch)]
         once = self._prefill if test.test == "prefill" else self._decode
         once(test, streams)
-        runs = [once(test, streams) for _ in range(repeats)]
+        runs, before = [], probe()
+        for _ in range(repeats):
+            once(replace(test, n=min(test.n, WARM)), streams)
+            seconds, work = once(test, streams)
+            after = probe()
+            runs.append(Repeat(seconds, work, before.better(after)))
+            before = after
         for stream in streams:
             stream.close(self._arena)
         tokens = test.n * test.batch
         return Result(test.test, test.n, test.depth, test.batch, self._threads,
-                      median(tokens / seconds for seconds, _ in runs),
-                      median(work.seconds(ceilings) / seconds for seconds, work in runs))
+                      tokens_per_s=median(tokens / run.seconds for run in runs),
+                      share_of_ceiling=median(run.least / run.seconds for run in runs),
+                      ceiling_tokens_per_s=median(tokens / run.least for run in runs),
+                      machine=tuple(run.machine for run in runs))
 
     def _tokens(self, *shape: int) -> np.ndarray:
         return self._rng.integers(0, self._engine.info.vocab, shape, dtype=np.uint32)
