@@ -140,11 +140,9 @@ def _threads(settings: Settings, report: Report) -> int:
     from colibri_engine.binding import lib
 
     cores = lib.colibri_host_threads()
-    threads = settings.threads_per_worker(cores)
-    if threads * settings.workers > cores:
-        report.warnings.append(f"workers x threads is {settings.workers * threads}, more than the {cores} cores there "
-                               "are: lower one of them")  # fmt: skip
-    return threads
+    if warning := settings.crowding(cores):
+        report.warnings.append(warning)
+    return settings.threads_per_worker(cores)
 
 
 def _split(settings: Settings, facts: ModelFacts) -> Split:

@@ -223,6 +223,16 @@ class Settings(BaseModel):
         """cores: physical cores the daemon may use."""
         return self.threads or max(1, cores // self.workers)
 
+    def crowding(self, cores: int) -> str | None:
+        """What is wrong with workers x threads on so many cores, counted within affinity and quota, and the remedy:
+        lanes that share a core wait for each other in every phase of a step."""
+        threads = self.threads_per_worker(cores)
+        if threads * self.workers <= cores:
+            return None
+        remedy = "lower one of them" if self.threads else "lower workers"
+        return (f"workers x threads is {self.workers} x {threads} = {self.workers * threads}, more than the {cores} "
+                f"cores the daemon may use: {remedy}, or widen its CPU quota or affinity")  # fmt: skip
+
 
 # kind → placeholder in --help
 _METAVARS = {"size": "SIZE", "mode": "MODE", "path": "PATH", "text": "NAME", "uids": "USER,...", "gids": "GROUP,...",

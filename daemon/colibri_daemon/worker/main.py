@@ -77,7 +77,10 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
           facts: ModelFacts, arena: Arena, files: dict[str, int]) -> tuple[Loop, Engine, dict[str, Any]]:
     """Everything up to ready, and what the supervisor may tell of it."""
     _warm([fd for name, fd in files.items() if name != MANIFEST], page)
-    threads = settings.threads_per_worker(lib.colibri_host_threads())
+    cores = lib.colibri_host_threads()
+    threads = settings.threads_per_worker(cores)
+    if warning := settings.crowding(cores):
+        _log.warning("more engine threads than cores", reason=warning)
     counted = experts.begin(page, facts.id, facts.layers, facts.experts)
     engine = Engine.open(facts.folder, threads, populate=True, progress=page.memory[:8],
                          expert_tokens=False if counted is None else counted, files=files,

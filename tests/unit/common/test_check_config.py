@@ -124,7 +124,7 @@ def test_warnings_do_not_stop_it(tmp_path: Path, model: Path) -> None:
     assert [warning.split(" ")[0] for warning in found["warnings"]] == ["COLIBRI_WORKER", "socket:", "workers", "a"]
     assert "COLIBRI_WORKERS" in found["warnings"][0]
     assert f"{tmp_path}/missing" in found["warnings"][1]
-    assert f"the {cores} cores" in found["warnings"][2]
+    assert f"2 x {cores} = {2 * cores}, more than the {cores} cores" in found["warnings"][2]
     assert "needs 8 slabs" in found["warnings"][3]
     too_much = report(path, COLIBRI_KV_BYTES="1024T")
     assert not too_much["ok"]

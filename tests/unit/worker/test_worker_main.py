@@ -24,6 +24,7 @@ from colibri_daemon.common.job import Job
 from colibri_daemon.common.settings import Settings
 from colibri_daemon.worker.check import check
 from colibri_engine import Engine
+from colibri_engine.binding import lib
 from fixtures.models import Models
 from fixtures.pool import SECONDS, PoolThread
 
@@ -82,14 +83,15 @@ SLABS = 40
 
 @contextmanager
 def started(folder: Path, facts: dict[str, Any] | None = None, arena: dict[str, Any] | None = None,
-            **settings: Any) -> Iterator[Peers]:
-    """With a pool. facts, arena: what the worker is told that is not so."""
+            log: Path | None = None, **settings: Any) -> Iterator[Peers]:
+    """With a pool. facts, arena: what the worker is told that is not so. log: where its lines go."""
     pool = PoolThread(Arena.make(SLABS, check(Settings(model=folder))))
     pairs = ipc.link(), ipc.control()
     theirs = [pair[1].fileno() for pair in pairs]
     words = {"model": str(folder), "threads": 1} | settings, facts or {}, asdict(pool.arena) | (arena or {})
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, theirs), *map(json.dumps, words)],
-                               pass_fds=[*theirs, pool.arena.fd], stderr=subprocess.DEVNULL)  # fmt: skip
+    with (log or Path(os.devnull)).open("wb") as stderr:
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, *map(str, theirs), *map(json.dumps, words)],
+                                   pass_fds=[*theirs, pool.arena.fd], stderr=stderr)  # fmt: skip
     with pool.connect(0, 1) as link:
         assert ipc.send_control(pairs[1][0], {"t": "pool", "slot": 0, "epoch": 1}, (link.fileno(),))
     try:
@@ -107,6 +109,15 @@ def started(folder: Path, facts: dict[str, Any] | None = None, arena: dict[str, 
 @pytest.fixture(scope="module")
 def folder(models: Models) -> Path:
     return models.tiny("q4")
+
+
+def test_more_threads_than_cores_are_told(folder: Path, tmp_path: Path) -> None:
+    """It serves, and its log says so; a right setting is not remarked on. Its words: Settings.crowding."""
+    cores, log = lib.colibri_host_threads(), tmp_path / "log"
+    for threads, workers, told in ((cores, 1, False), (cores + 1, 1, True), (cores, 2, True)):
+        with started(folder, log=log, threads=threads, workers=workers) as peers:
+            assert peers.message()[0] == ipc.READY
+        assert ("more engine threads than cores" in log.read_text()) == told
 
 
 def test_it_loads_serves_and_stops(folder: Path) -> None:
