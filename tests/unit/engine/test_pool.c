@@ -196,6 +196,31 @@ static void idle_is_free(colibri_pool_t *pool) {
     CHECK_MSG(used < 0.05, "%.3f s of CPU while idle", used);
 }
 
+/* A lane that gets no further, as if preempted in the middle of task `held`: that task ends only after all others, so
+ * the other lanes must have done them, whatever would have been this lane's share. The limit only ends a broken pool's
+ * wait. */
+typedef struct preempted {
+    uint32_t n, held;
+    _Atomic uint32_t done;
+    uint32_t done_before_held;
+} preempted_t;
+static void preempted_task(void *arg, uint32_t i) {
+    preempted_t *p = arg;
+    if (i == p->held) {
+        for (int spin = 0; atomic_load(&p->done) < p->n - 1 && spin < 10000000; spin++) sched_yield();
+        p->done_before_held = p->done;
+        return;
+    }
+    atomic_fetch_add(&p->done, 1);
+}
+static void preempted_lane(colibri_pool_t *pool) {
+    for (uint32_t held = 0; held < 64; held += 9) {
+        preempted_t p = {.n = 64, .held = held};
+        colibri_pool_run(pool, preempted_task, &p, p.n);
+        CHECK_MSG(p.done_before_held == 63, "held %u: the others did %u", held, p.done_before_held);
+    }
+}
+
 static void print_fork_join(colibri_pool_t *pool) {
     enum { RUNS = 2000 };
     double best = 1, total = 0;
@@ -261,6 +286,7 @@ int main(void) {
         visibility(pool);
         nested(pool);
         concurrent_callers(pool);
+        if (threads > 1) preempted_lane(pool);
         stress(pool, SANITIZED ? 5000 : 25000);
         idle_is_free(pool);
         if (!SANITIZED) forked_child(pool);
