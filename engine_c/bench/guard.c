@@ -5,6 +5,7 @@
 #include "../src/base/fpenv.h"
 #include "../src/cpu/features.h"
 #include "../src/kernels/kernels.h"
+#include "../src/model/model.h"
 #include "host/machine.h"
 #include "micro.h"
 #if defined(__has_include)
@@ -130,6 +131,34 @@ static void count_rows(void) {
     free(r.x), free(r.y);
 }
 
+/* ---- sampler ---------------------------------------------------------------------------------------------------- */
+
+enum { VOCAB = 32768 };
+typedef struct draw {
+    struct colibri_model *model;
+    colibri_sampling_t how;
+    colibri_buffer_t scratch;
+    float *logits;
+} draw_t;
+
+static void run_draw(void *arg) {
+    draw_t *d = arg;
+    colibri_sample_t out = {.struct_size = sizeof out};
+    if (colibri_sample(d->model, &d->how, d->logits, &d->scratch, &out, NULL)) abort();
+}
+
+static void count_sampler(void) {
+    draw_t d = {.model = zeros(sizeof *d.model), .how = {.struct_size = sizeof d.how}, .logits = floats(VOCAB, 10.0f)};
+    uint64_t bytes = 0;
+    d.model->magic = CLB_MODEL_MAGIC, d.model->g.vocab = VOCAB, d.model->kernels = kernels;
+    if (colibri_sample_size(d.model, &bytes)) abort();
+    d.scratch = micro_buffer(COLIBRI_WORKSPACE, bytes);
+    count("sampler, greedy", run_draw, &d);
+    d.how.temperature = 0.8f, d.how.top_p = 0.95f;
+    count("sampler, temperature and top-p", run_draw, &d);
+    free(d.scratch.ptr), free(d.logits), free(d.model);
+}
+
 /* ---- the whole engine ------------------------------------------------------------------------------------------ */
 
 static void run_forward(void *arg) {
@@ -159,6 +188,7 @@ int main(void) {
     count_attention(3), count_attention(ROWS_MOST);
     count_rows();
     clb_fpenv_leave(env);
+    count_sampler();
     count_forward(&samples[0], isa);
     return test_failed != 0;
 }
