@@ -97,13 +97,38 @@ static const uint8_t *rows_at(const tile_t *q, clb_kv_part_t part, uint32_t pos)
 /* Visits the span's runs of kept keys in ascending order: their rows of `part`, and the scores of the first of them. */
 typedef void run_fn(const tile_t *q, const span_t *s, const uint8_t *rows, uint32_t n, float *scores);
 
+typedef struct run {
+    uint32_t pos, n; /* n = 0: no more */
+    const uint8_t *rows;
+} run_t;
+
+/* The first run at `pos` or after it. */
+static run_t run_from(const tile_t *q, const span_t *s, clb_kv_part_t part, uint32_t pos) {
+    run_t r = {next_kept(q, pos, s->end), 0, NULL};
+    if (r.pos < s->end && (r.rows = rows_at(q, part, r.pos))) r.n = run_end(q, r.pos, s->end) - r.pos;
+    return r;
+}
+
+/* Keys `from` to `to` of a run, as far as there are so many. */
+static void fetch(const run_t *r, uint32_t from, uint32_t to, size_t row_bytes) {
+    if (to > r->n) to = r->n;
+    for (size_t at = from * row_bytes; at < to * row_bytes; at += 64) __builtin_prefetch(r->rows + at, 0, 2);
+}
+
+/* Slabs lie anywhere, so the CPU cannot know the next one: a few rows' arithmetic is too short to hide the wait, and
+ * they fetch a piece of the next run before each piece of this one. */
 static void each_run(const tile_t *q, const span_t *s, clb_kv_part_t part, run_fn *run) {
-    for (uint32_t pos = next_kept(q, s->from, s->end); pos < s->end;) {
-        uint32_t stop = run_end(q, pos, s->end);
-        const uint8_t *rows = rows_at(q, part, pos);
-        if (!rows) return;
-        run(q, s, rows, stop - pos, q->lane->scores + s->row * q->ld + (pos - s->shift));
-        pos = next_kept(q, stop, s->end);
+    enum { PIECE = 16, FEW_ROWS = 8 };
+    size_t row_bytes = clb_kv_row_bytes(q->st->m);
+    for (run_t now = run_from(q, s, part, s->from), next; now.n; now = next) {
+        float *scores = q->lane->scores + s->row * q->ld + (now.pos - s->shift);
+        next = run_from(q, s, part, now.pos + now.n);
+        uint32_t piece = s->rows > FEW_ROWS ? now.n : PIECE;
+        for (uint32_t i = 0; i < now.n; i += piece) {
+            uint32_t n = now.n - i < piece ? now.n - i : piece;
+            if (s->rows <= FEW_ROWS) fetch(&next, i, i + piece, row_bytes);
+            run(q, s, now.rows + i * row_bytes, n, scores + i);
+        }
     }
 }
 
