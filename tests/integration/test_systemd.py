@@ -132,9 +132,23 @@ def test_what_cannot_start_is_not_started_again(service: Machine) -> None:
 
 
 def test_stop_is_orderly(service: Machine) -> None:
+    """The sockets' files stay, as they would for a restart; what systemd has kept for one is gone."""
+    assert show(service, "colibri.service", "NFileDescriptorStore") == "5"
     service.run("systemctl stop colibri.service")
     assert show(service, "colibri.service", "Result") == "success"
-    assert service.run("ls -A /run/colibri").stdout == ""
+    service.until(lambda: show(service, "colibri.service", "NFileDescriptorStore") == "0")
+    assert service.run(GENERATE, check=False).returncode == 3
+    service.run("systemctl start colibri.service")
+    assert tokens(service)
+
+
+def test_who_is_to_go_first_when_memory_is_short(service: Machine) -> None:
+    """What OOMScoreAdjust sets is the supervisor's; where a machine may not lower it, it is 0."""
+    scores = {role: int(service.run(f"cat /proc/{pids(service, role)[0]}/oom_score_adj").stdout)
+              for role in ("supervisor", "kvpool", "dispatcher", "worker")}  # fmt: skip
+    base = scores["supervisor"]
+    assert base in (-200, 0)
+    assert scores == {"supervisor": base, "kvpool": base + 100, "dispatcher": base + 100, "worker": base + 300}
 
 
 def test_socket_activation(service: Machine) -> None:

@@ -14,7 +14,7 @@ import pytest
 from colibri_client import Client, Completion
 from colibri_daemon.supervisor.fdstore import ADMIN, ARENA, CLIENTS, JOURNAL, KINDS
 from colibri_engine import Engine
-from fixtures.daemon import Daemon
+from fixtures.daemon import PATIENCE, Daemon
 from fixtures.manager import Manager
 from fixtures.models import Models
 
@@ -38,7 +38,7 @@ def truth(models: Models) -> list[list[int]]:
 
 
 def ask(daemon: Daemon) -> list[Completion]:
-    with Client(daemon.socket) as client:
+    with Client(daemon.socket, connect_timeout=PATIENCE) as client:
         return [client.complete(prompt, max_tokens=8, ignore_eos=True) for prompt in PROMPTS]
 
 
@@ -114,5 +114,5 @@ def test_a_journal_that_cannot_be_read(manager: Manager, models: Models, truth: 
     with manager.start(models.tiny("q4"), workers=1, threads=1) as daemon:
         answers = ask(daemon)
         (line,) = daemon.log(msg="the journal is not used, the KV cache begins empty")
-        assert line["reason"] == "its version differs"
+        assert line["reason"] == "it is of another version"
     assert (hit_rate(answers), tokens(answers)) == (0, truth)

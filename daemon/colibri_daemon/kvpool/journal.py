@@ -79,7 +79,7 @@ class Journal:
         ours, theirs = (_HEADER.unpack(header) for header in (self._header, found))
         names = ("slabs", "slab_tokens", "identity", "version")
         wrong = [name for name, a, b in zip(names, theirs, ours, strict=True) if a != b]
-        return f"its {' and '.join(wrong)} {'differ' if wrong[1:] else 'differs'}" if wrong else "its header is not whole"
+        return f"it is of another {' and '.join(wrong)}" if wrong else "its header is not whole"
 
     def format(self) -> None:
         """Erases all. The header becomes valid last."""

@@ -121,5 +121,6 @@ def give_up(fd: int) -> None:
             with socket.socket(fileno=os.dup(fd)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
         elif stat.S_ISREG(mode) and fcntl.fcntl(fd, fcntl.F_GET_SEALS) >= 0:  # memory, not a file of a disk
-            punch(fd, 0, os.fstat(fd).st_size)
+            page = os.fstatvfs(fd).f_bsize
+            punch(fd, 0, -(-os.fstat(fd).st_size // page) * page)
     os.close(fd)

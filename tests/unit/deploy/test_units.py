@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.common.settings import Settings
+from colibri_daemon.supervisor.fdstore import KINDS
+from colibri_daemon.supervisor.lifecycle import ABORT_SECONDS
+from colibri_daemon.supervisor.publish import EXTEND_SECONDS, STOP_SECONDS
 
 UNITS = Path(__file__).resolve().parents[3] / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -63,7 +66,10 @@ def test_what_the_unit_says_is_what_the_daemon_does() -> None:
     assert value("colibri.socket", "ListenStream") == str(defaults.socket)
     assert value("colibri.socket", "SocketMode") == f"{defaults.socket_mode:04o}"
     assert Path("/run") / value("colibri.service", "RuntimeDirectory") == defaults.socket.parent
-    assert int(value("colibri.service", "TimeoutStopSec")) == defaults.drain_seconds + 15
+    assert int(value("colibri.service", "TimeoutStopSec")) == defaults.drain_seconds + STOP_SECONDS
+    assert int(value("colibri.service", "TimeoutStartSec")) > EXTEND_SECONDS
+    assert int(value("colibri.service", "WatchdogSec")) > 2 * (defaults.hang_seconds + ABORT_SECONDS)
+    assert int(value("colibri.service", "FileDescriptorStoreMax")) >= len(KINDS)
     final = {Exit.USAGE, Exit.CANNOT_LOAD, Exit.SOCKET}
     assert value("colibri.service", "RestartPreventExitStatus").split() == [str(int(code)) for code in sorted(final)]
 

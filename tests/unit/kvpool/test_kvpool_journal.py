@@ -30,6 +30,18 @@ def test_records_are_read_as_written(memory: bytearray) -> None:
     assert [entry.slab for entry in journal(memory).load()] == [2]
 
 
+def test_why_another_life_s_records_are_none(memory: bytearray) -> None:
+    assert journal(memory).why_not() == ""
+    assert Journal(memory, SLABS, T, b"other").why_not() == "it is of another identity"
+    assert Journal(memory, SLABS - 1, T, b"other").why_not() == "it is of another slabs and identity"
+    memory[40] += 1
+    assert journal(memory).why_not() == "it is of another version"
+    memory[40] -= 1
+    memory[44] = 0  # of the magic number: cut off while it was being formatted
+    assert journal(memory).why_not() == "its header is not whole"
+    assert Journal(bytearray(len(memory)), SLABS, T, b"model").why_not() == ""  # new memory
+
+
 class KilledError(Exception):
     pass
 

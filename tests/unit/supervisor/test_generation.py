@@ -13,7 +13,7 @@ from colibri_daemon.common.settings import Settings, load_settings
 from colibri_daemon.supervisor.children import Goal
 from colibri_daemon.supervisor.generation import Pool
 from colibri_daemon.supervisor.kv_memory import KvMemory
-from colibri_daemon.supervisor.lifecycle import NEVER
+from colibri_daemon.supervisor.lifecycle import NEVER, State
 from colibri_daemon.supervisor.reloading import refusals
 from colibri_daemon.supervisor.roles import Roles
 from fixtures.descriptors import descriptors
@@ -118,6 +118,27 @@ def test_a_fault_that_the_former_process_may_have_missed(make, faulted, ended, m
     pool = make()
     pool.faulted, pool.ended = faulted, ended
     assert pool.missed_fault == missed
+
+
+def test_what_the_next_life_is_to_doubt(make):
+    """A second before now, if the pool hears everything; else what it has not heard of."""
+    pool = make()
+    assert pool.missed_fault is None
+    assert pool.doubt(100.0) == 99.0
+    pool.faulted, pool.ended = 50.0, 50.5
+    assert pool.doubt(100.0) == 50.0
+    pool.life = replace(pool.life, state=State.READY)  # it was told at its start
+    assert pool.doubt(100.0) == 99.0
+
+
+def test_the_next_life_doubts_it(make):
+    pool = make()
+    pool.memory.note.beat(0.5, served=True)
+    after = Pool(Roles().kvpool, make_pages(1)[0], itertools.count(1), False, 1, pool.memory, settings(), FACTS, 0)
+    assert after.missed_fault == 0.5
+    pool.memory.note.end()
+    after = Pool(Roles().kvpool, make_pages(1)[0], itertools.count(1), False, 1, pool.memory, settings(), FACTS, 0)
+    assert after.missed_fault is None
 
 
 def test_what_cannot_be_changed_is_named_with_where_it_stands(tmp_path):

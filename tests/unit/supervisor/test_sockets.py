@@ -10,12 +10,15 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from colibri_daemon.common.declaration import SOCKET_PATH_BYTES
 from colibri_daemon.supervisor import sockets
+from colibri_daemon.supervisor.fdstore import CLIENTS, FdStore
 from colibri_daemon.supervisor.sockets import Listener, SocketError, bind
+from test_fdstore import Told
 
 
 @pytest.fixture
@@ -268,6 +271,69 @@ def test_socket_activation(tmp_path, meant, uses):
     assert (tmp_path / "passed").exists()
     if uses == "passed":
         assert words[1:3] == ["4", "False"]
+
+
+# ---- kept for the next life ------------------------------------------------------------------------------------------
+
+
+class Lives:
+    """Lives of a service on one store. Each gets what the one before has left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told = Told()
+        self._folder = folder
+        self._left: list[tuple[str, int]] = []
+
+    def listen(self, name: str = "s", mode: int = 0o660, passed: Iterable[tuple[str, int]] = ()) -> Listener:
+        store = FdStore(self.told, [(name, os.dup(fd)) for name, fd in self._left])
+        listener = sockets.listen(self._folder / name, mode, None, store, CLIENTS, passed)
+        if listener.identity is not None:
+            device, inode = listener.identity
+            self._left = [(f"{CLIENTS}.{device}-{inode}", os.dup(listener.sock.fileno()))]
+        closing(listener)
+        return listener
+
+
+def test_who_waits_at_a_kept_socket_is_served_in_the_next_life(tmp_path):
+    lives = Lives(tmp_path)
+    lives.listen()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(str(tmp_path / "s"))
+        client.sendall(b"hello")
+        again = sockets.listen(tmp_path / "s", 0o600, None, FdStore(lives.told, lives._left), CLIENTS)
+        assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600  # as configured now
+        served, _ = again.sock.accept()
+        assert served.recv(10) == b"hello"
+        served.close()
+    again.close()
+
+
+@pytest.mark.parametrize("change", ["renamed", "replaced", "gone", "elsewhere"])
+def test_a_kept_socket_that_nobody_would_find_is_replaced(tmp_path, change):
+    lives, path = Lives(tmp_path), tmp_path / "s"
+    first = lives.listen()
+    if change != "elsewhere":
+        path.rename(tmp_path / "t") if change == "renamed" else path.unlink()
+    if change == "replaced":
+        dead_socket(path)
+    second = lives.listen("u" if change == "elsewhere" else "s")
+    assert second.identity != first.identity
+    assert connects(second.path)
+    assert not connects(path) or change != "elsewhere"
+    assert path.exists() == (change != "elsewhere")  # our old file is taken away
+    assert [fields.get("FDSTOREREMOVE") for fields, _ in lives.told.messages] == [None, 1, None]
+
+
+def test_a_socket_unit_comes_first(tmp_path):
+    lives = Lives(tmp_path)
+    lives.listen()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as unit:
+        unit.bind(str(tmp_path / "unit"))
+        unit.listen()
+        listener = lives.listen(passed=[("colibri.socket", os.dup(unit.fileno()))])
+        assert listener.path == tmp_path / "unit"
+        assert connects(tmp_path / "unit")
+    assert not connects(tmp_path / "s")
 
 
 # ---- for metrics -----------------------------------------------------------------------------------------------------

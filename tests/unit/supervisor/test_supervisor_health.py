@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from colibri_daemon.supervisor.health import View, WorkerView, report
+from colibri_daemon.supervisor.health import View, WorkerView, report, stuck
 from colibri_daemon.supervisor.lifecycle import RUNNING, State
 from colibri_protocol.messages import HealthReply
 
@@ -52,6 +52,27 @@ def test_states(seen, state, ready):
     body = report(seen)
     assert (body["state"], body["ready"]) == (state, ready)
     assert bool(body["reason"]) == (state != "ready")
+
+
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        (view(State.READY, State.READY), ""),
+        (view(), ""),  # nothing is known of the model yet
+        (view(State.LOADING, dispatcher=State.BACKOFF, kvpool=State.DOWN), ""),  # being started
+        (view(State.READY, State.READY, late=[1]), ""),  # the other one works
+        (view(State.READY, State.READY, late=[0, 1]), "the workers"),
+        (view(State.READY, State.BACKOFF, late=[0]), ""),
+        (view(State.HUNG, State.READY, late=[1]), "the workers"),
+        (view(State.FAILED, State.FAILED, spoiled="dense.bin"), ""),  # waits for an operator
+        (view(State.READY, dispatcher_stalled=2.0), "the dispatcher"),
+        (view(State.READY, dispatcher_stalled=1.9), ""),
+        (view(State.READY, dispatcher=State.HUNG), "the dispatcher"),
+        (view(State.READY, kvpool_stalled=2.0), "the KV pool"),
+    ],
+)
+def test_who_starves_the_watchdog(seen, kind):
+    assert stuck(seen) == kind
 
 
 def test_only_the_ready_have_no_reason():

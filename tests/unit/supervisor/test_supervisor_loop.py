@@ -9,6 +9,8 @@ import socket
 
 import pytest
 from colibri_daemon.common.exit_codes import Exit
+from colibri_daemon.supervisor.fdstore import ARENA
+from fixtures.manager import Manager
 from supervised import PATIENCE
 
 
@@ -232,6 +234,31 @@ def test_systemd_is_told(start, tmp_path):
         while heard[-1] != "STOPPING=1":
             heard.append(systemd.recv(200).decode())
     assert "STATUS=ready" in heard
+
+
+def test_what_systemd_keeps_and_how_it_is_fed(start, tmp_path, monkeypatch):
+    """The memory of the KV cache at once; another after a reload to another size. The watchdog while all works."""
+    monkeypatch.setenv("WATCHDOG_USEC", "400000")
+    with Manager(tmp_path) as systemd:
+        (tmp_path / "config").write_text('kv_bytes = "1M"')
+        service = start()
+        dispatcher = service.ready()["from"]
+        service.until(lambda: len(systemd.store) == 3)
+        first = os.fstat(systemd.of(ARENA)).st_size
+        service.configure(kv_bytes="2M")
+        service.signal(signal.SIGHUP)
+        service.until(lambda: systemd.heard(FDSTOREREMOVE="1") == 3 and len(systemd.store) == 3)
+        assert os.fstat(systemd.of(ARENA)).st_size == 2 * first
+        os.kill(dispatcher, signal.SIGSTOP)
+        service.until(lambda: service.log(msg="the watchdog is not fed", reason="no progress: the dispatcher"))
+        fed = systemd.heard(WATCHDOG="1")
+        os.kill(dispatcher, signal.SIGCONT)
+        service.until(lambda: systemd.heard(WATCHDOG="1") > fed)
+        assert systemd.heard(STATUS="ready") > 0
+        assert systemd.heard(EXTEND_TIMEOUT_USEC="30000000") > 0
+        service.signal(signal.SIGTERM)
+        assert service.ended() == Exit.STOPPED
+        service.until(lambda: systemd.heard(STOPPING="1"))
 
 
 def test_nothing_outlives_the_supervisor(start):
