@@ -72,6 +72,7 @@ def test_three_lives(manager: Manager, models: Models, truth: list[list[int]]) -
     assert sorted(name.partition(".")[0] for name, _ in manager.store) == sorted(KINDS)
 
 
+@pytest.mark.full
 def test_damage_while_nobody_watched(manager: Manager, models: Models, truth: list[list[int]]) -> None:
     """A slab that is not what the journal says is found by its CRC and computed again."""
     with manager.start(models.tiny("q4"), workers=1, threads=1) as daemon:
@@ -104,6 +105,7 @@ def test_what_is_not_ours_is_refused(manager: Manager, models: Models, truth: li
     assert not strangers & {os.fstat(manager.of(kind)).st_ino for kind in KINDS}
 
 
+@pytest.mark.full
 def test_a_journal_that_cannot_be_read(manager: Manager, models: Models, truth: list[list[int]]) -> None:
     """Of another version, shorter, and all of it nonsense."""
     with manager.start(models.tiny("q4"), workers=1, threads=1) as daemon:
