@@ -35,8 +35,8 @@ static float normal(void) {
 }
 
 /* Microseconds of one row; exits if the sampler refuses. */
-static double cost(const struct colibri_model *m, colibri_sampling_t how, const float *logits, colibri_buffer_t *scratch,
-                   const uint32_t *history) {
+static double cost(const struct colibri_model *m, colibri_sampling_t how, const float *logits,
+                   colibri_buffer_t *scratch, const uint32_t *history) {
     double best = 0;
     how.generated = history;
     for (int run = 0; run < RUNS; run++) {

@@ -33,9 +33,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class Calibration:
-    """chunk: most prefill rows of a step. gentle: of one in which streams go on; longer ones would hardly make more tokens
-    per second, and every stream would wait. key_cost: of each key a row looks at, in rows. stall: seconds that a step
-    takes at most."""
+    """chunk: most prefill rows of a step. gentle: of one in which streams go on; longer ones would hardly make more
+    tokens per second, and every stream would wait. key_cost: of each key a row looks at, in rows. stall:
+    seconds that a step takes at most."""
 
     chunk: int
     gentle: int
@@ -65,7 +65,8 @@ def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calib
     one_pass = max(short.seconds - short.rows * per_row, 0.0)
     per_key = max(deep.seconds - short.seconds, 0.0) / deep.rows / max(deep.keys, 1)
     if step_tokens:
-        return Calibration(step_tokens, step_tokens, 0.0, max(STALL, one_pass + step_tokens * (per_row + deep.keys * per_key)))
+        takes = one_pass + step_tokens * (per_row + deep.keys * per_key)
+        return Calibration(step_tokens, step_tokens, 0.0, max(STALL, takes))
     chunk = min(MOST, max(LEAST, int((max(STALL, 2 * one_pass) - one_pass) / per_row)))
     least = LEAST * (per_row + deep.keys * per_key)  # a step always has room for these
     gentle = min(chunk, max(GENTLE, int(one_pass / per_row)))  # as long as the pass that the streams need anyway

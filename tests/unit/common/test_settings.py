@@ -1,4 +1,4 @@
-"""The configuration: precedence, every refusal names its setting and the remedy, sizes, flags, generated files."""
+"""The configuration: precedence, every refusal names its setting and the remedy, sizes, flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from colibri_daemon.common import reference
 from colibri_daemon.common.declaration import SETTINGS, Setting, Settings
 from colibri_daemon.common.settings import SettingsError, click_options, load_settings
 from colibri_daemon.common.values import format_size, parse_size
@@ -337,37 +336,6 @@ def test_help_shows_every_setting_with_variable_and_default() -> None:
 
 
 # ---- generated files -----------------------------------------------------------------------------------------------
-def test_generated_files_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    assert reference.main(["--check"]) == 0, capsys.readouterr().err
-
-
-def test_check_tells_what_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                 capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    path = tmp_path / "folder" / "CONFIG.md"
-    monkeypatch.setattr(reference, "FILES", {path: reference.markdown})
-    assert reference.main(["--check"]) == 1
-    assert str(path) in capsys.readouterr().err
-    assert reference.main(["--write"]) == 0
-    assert reference.main(["--check"]) == 0
-    path.write_text("old")
-    assert reference.main(["--check"]) == 1
-
-
-def test_the_example_holds_every_setting_at_its_default(tmp_path: Path) -> None:
-    assert load_settings({}, {}, write(tmp_path, reference.example())).to_json() == Settings().to_json()
-    uncommented = re.sub(r"(?m)^#(?=[a-z])", "", reference.example())
-    loaded = load_settings({}, {}, write(tmp_path, uncommented))
-    assert all(loaded.origin(name) != "default" for name in SETTINGS)
-    named = {"model": None, "socket_group": None, "metrics": None}  # examples stand there
-    assert loaded.model_copy(update=named).model_dump() == Settings().model_dump()
-
-
-def test_the_reference_names_every_setting_once() -> None:
-    shown = reference.markdown()
-    for setting in SETTINGS.values():
-        assert shown.count(f"| `{setting.name}`<br>`{setting.flag}`<br>`{setting.variable}` |") == 1
-
-
 def test_sections_are_contiguous() -> None:
     names = [section for section, _ in itertools.groupby(SETTINGS.values(), lambda setting: setting.section)]
     assert len(names) == len(set(names))
