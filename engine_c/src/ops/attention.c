@@ -33,7 +33,7 @@ static void kv_chunk(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *la
     if (bad) clb_flag(st, tok->seq);
 }
 
-void clb_kv_write(clb_step_t *st, uint32_t layer) { clb_run(st, kv_chunk, &layer, st->n_tokens); }
+void clb_kv_write(clb_step_t *st, uint32_t layer) { clb_run_rows(st, kv_chunk, &layer, st->n_tokens); }
 
 /* What a query at position t sees: [0, pinned_end) and [window_from, t]; `shift` maps window positions to indices. */
 typedef struct view {
@@ -332,6 +332,6 @@ static void pack_chunk(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *
 
 void clb_attn_project(clb_step_t *st, const clb_layer_t *l) {
     uint32_t kind = l->o.format->act;
-    clb_run(st, pack_chunk, &kind, st->n_tokens);
+    clb_run_rows(st, pack_chunk, &kind, st->n_tokens);
     clb_linears(st, &(clb_linear_t){&l->o, &st->mid, st->n_tokens, st->x, st->m->g.hidden, 1}, 1);
 }

@@ -25,4 +25,4 @@ static void chunk_fn(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *la
     if (tok->pinned_rope) angles(m, seq->pinned + seq->window - 1, st->cos + at + half, st->sin + at + half);
 }
 
-void clb_embed(clb_step_t *st) { clb_run(st, chunk_fn, NULL, st->n_tokens); }
+void clb_embed(clb_step_t *st) { clb_run_rows(st, chunk_fn, NULL, st->n_tokens); }

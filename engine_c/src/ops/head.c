@@ -22,7 +22,7 @@ static void check_row(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *l
 void clb_head(clb_step_t *st) {
     const clb_matrix_t *w = &st->m->head;
     if (!st->n_out) return;
-    clb_run(st, pack_row, NULL, st->n_tokens);
+    clb_run_rows(st, pack_row, NULL, st->n_tokens);
     clb_linears(st, &(clb_linear_t){w, &st->in, st->n_out, st->logits, st->m->g.vocab, 0}, 1);
     clb_run(st, check_row, NULL, st->n_tokens);
 }

@@ -155,7 +155,7 @@ static void compute(clb_step_t *st, const clb_layer_t *l) {
     if (st->n_tokens > 1) clb_run(st, gather_chunk, &kind, st->n_buckets);
     clb_run(st, gate_up_chunk, &pairs, pairs.chunks * st->n_buckets);
     clb_run(st, down_chunk, &panels, panels.chunks * st->n_buckets);
-    clb_run(st, combine_chunk, NULL, st->n_tokens);
+    clb_run_rows(st, combine_chunk, NULL, st->n_tokens);
 }
 
 void clb_experts(clb_step_t *st, uint32_t layer) {

@@ -13,5 +13,5 @@ static void chunk_fn(clb_step_t *st, const void *arg, uint32_t t, clb_lane_t *la
 
 void clb_norm(clb_step_t *st, const float *w, uint32_t mask) {
     norm_t n = {w, mask};
-    clb_run(st, chunk_fn, &n, st->n_tokens);
+    clb_run_rows(st, chunk_fn, &n, st->n_tokens);
 }

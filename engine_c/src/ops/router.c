@@ -99,7 +99,7 @@ void clb_route(clb_step_t *st, uint32_t layer) {
         pick_only(st);
     } else {
         router_logits(st, layer);
-        clb_run(st, pick_chunk, NULL, st->n_tokens);
+        clb_run_rows(st, pick_chunk, NULL, st->n_tokens);
     }
     if (!clb_step_ok(st)) return;
     counting_sort(st);

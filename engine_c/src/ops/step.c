@@ -2,6 +2,8 @@
 #include "step.h"
 #include "../base/fpenv.h"
 
+enum { CLAIMS_PER_LANE = 8 };
+
 static uint32_t up_to(uint32_t n, uint32_t to) { return (n + to - 1) / to * to; }
 static uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
@@ -108,7 +110,7 @@ typedef struct phase {
     clb_step_t *st;
     clb_chunk_fn *fn;
     const void *arg;
-    uint32_t n;
+    uint32_t n, grain; /* chunks; how many a lane claims at once */
 } phase_t;
 
 static void heartbeat(clb_step_t *st) {
@@ -121,20 +123,29 @@ static void run_lane(void *arg, uint32_t i) {
     const phase_t *p = arg;
     clb_fpenv_t env = clb_fpenv_enter();
     for (;;) {
-        uint32_t chunk = __atomic_fetch_add(&p->st->next, 1, __ATOMIC_RELAXED);
-        if (chunk >= p->n || !clb_step_ok(p->st)) break;
-        p->fn(p->st, p->arg, chunk, &p->st->lanes[i]);
+        uint32_t from = __atomic_fetch_add(&p->st->next, p->grain, __ATOMIC_RELAXED);
+        if (from >= p->n || !clb_step_ok(p->st)) break;
+        uint32_t to = p->n - from < p->grain ? p->n : from + p->grain;
+        for (uint32_t chunk = from; chunk < to; chunk++) p->fn(p->st, p->arg, chunk, &p->st->lanes[i]);
         heartbeat(p->st);
     }
     clb_fpenv_leave(env);
 }
 
-void clb_run(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_chunks) {
+static void run(clb_step_t *st, phase_t *phase) {
     const colibri_config_t *c = &st->m->config;
-    phase_t phase = {st, fn, arg, n_chunks};
-    uint32_t lanes = n_chunks < c->threads ? n_chunks : c->threads;
-    if (!clb_step_ok(st) || !n_chunks) return;
+    uint32_t claims = (phase->n + phase->grain - 1) / phase->grain, lanes = claims < c->threads ? claims : c->threads;
+    if (!clb_step_ok(st) || !claims) return;
     st->next = 0;
-    if (lanes > 1 && c->parallel_for) c->parallel_for(c->parallel_ctx, run_lane, &phase, lanes);
-    else run_lane(&phase, 0);
+    if (lanes > 1 && c->parallel_for) c->parallel_for(c->parallel_ctx, run_lane, phase, lanes);
+    else run_lane(phase, 0);
+}
+
+void clb_run(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_chunks) {
+    run(st, &(phase_t){st, fn, arg, n_chunks, 1});
+}
+
+void clb_run_rows(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_rows) {
+    uint32_t grain = n_rows / (st->m->config.threads * CLAIMS_PER_LANE) + 1;
+    run(st, &(phase_t){st, fn, arg, n_rows, grain});
 }

@@ -55,7 +55,6 @@ typedef struct clb_step {
     const uint8_t *routing;
     uint32_t n_tokens, n_out;
     int32_t status;       /* first failure of a callback or cancel; atomic */
-    uint32_t next;        /* atomic: next chunk of the running phase */
 
     clb_token_t *tokens;  /* [max_tokens] */
     clb_tile_t *tiles;    /* [max_tokens] attention's, n_tiles of them in this step */
@@ -83,6 +82,7 @@ typedef struct clb_step {
     clb_lane_t *lanes;    /* [threads] */
     uint64_t score_floats;
     uint32_t ldq, ldk, ldh, lde, keep_words, tile_queries, n_tiles;
+    _Alignas(64) uint32_t next; /* atomic: next chunk of the running phase; on a line that nothing else is read from */
 } clb_step_t;
 
 /* Lays the step out in the arena; with base NULL only counts. */
@@ -90,6 +90,8 @@ void clb_step_layout(clb_step_t *st, const struct colibri_model *m, clb_arena_t 
 
 typedef void clb_chunk_fn(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane_t *lane);
 void clb_run(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_chunks);
+/* The same for chunks of about a microsecond, such as one per row: claimed several at a time. */
+void clb_run_rows(clb_step_t *st, clb_chunk_fn *fn, const void *arg, uint32_t n_rows);
 
 void clb_step_fail(clb_step_t *st, colibri_status_t status); /* first one wins */
 static inline int clb_step_ok(const clb_step_t *st) { return __atomic_load_n(&st->status, __ATOMIC_RELAXED) == 0; }
