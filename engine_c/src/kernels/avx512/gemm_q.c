@@ -73,7 +73,7 @@ CLB_INLINE void rows_block(const __m512i g[8], const __m512 scale, const int8_t 
         acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), _mm512_mul_ps(scale, _mm512_set1_ps(d[r])), acc[r]);
 }
 
-/* y[r][16] += blocks [b, end) for r in [0, R); w is block b, row the tile's first row */
+/* y[r][16] = y, or 0 before the first block, + blocks [b, end) for r in [0, R); w is block b, row the tile's first */
 CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t end, const clb_act_t *x, uint32_t row,
                      const uint32_t R, float *y, size_t ldy) {
     const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
@@ -85,7 +85,7 @@ CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t en
     __m512 acc[TILE];
     if (ahead) starts(x->s + (size_t)b * x->cap + row, x->cap, end - b, R, format, all);
     CLB_UNROLL
-    for (uint32_t r = 0; r < R; r++) acc[r] = _mm512_loadu_ps(y + r * ldy);
+    for (uint32_t r = 0; r < R; r++) acc[r] = b ? _mm512_loadu_ps(y + r * ldy) : _mm512_setzero_ps();
     for (; b < end; b++, w += bytes) {
         const size_t at = (size_t)b * x->cap + row;
         const int8_t *q = (const int8_t *)x->q + at * CLB_BLOCK;
@@ -128,7 +128,6 @@ static tile_fn *const q4_tiles[TILE] = {HEIGHTS(TILE_NAME, q4)};
 /* a span of blocks stays in L1 while the tiles, of even height, pass over it */
 CLB_INLINE void gemm(tile_fn *const *tiles, size_t bytes, const uint8_t *w, uint32_t nb, const clb_act_t *x,
                      uint32_t row0, uint32_t rows, float *y, size_t ldy) {
-    for (uint32_t r = 0; r < rows; r++) _mm512_storeu_ps(y + r * ldy, _mm512_setzero_ps());
     for (uint32_t b = 0; b < nb; b += SPAN, w += SPAN * bytes) {
         uint32_t end = nb - b < SPAN ? nb : b + SPAN, n = 0;
         for (uint32_t r = 0; r < rows; r += n) {
