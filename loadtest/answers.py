@@ -4,8 +4,8 @@
     python loadtest/answers.py --model build/demo/smollm2-moe-q4 --streams 32 --seconds 20
 
 A process of its own keeps so many streams running; the questions come from this one, one at a time at random moments,
-with raised priority if it may (root), so that what is measured is the daemon's time to answer and not our own waiting
-for a core. Bars: HEALTH < 10 ms, scrape p99 < 5 ms.
+under real-time scheduling if it may (root), so that what is measured is the daemon's time to answer and not our own
+waiting for a core. Bars: HEALTH < 10 ms, scrape p99 < 5 ms.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main(model: Path, streams: int, seconds: float, workers: int, threads: int, 
             process = multiprocessing.get_context("spawn").Process(target=load, args=(path, streams), daemon=True)
             process.start()
             with suppress(PermissionError):
-                os.nice(-10)  # before the client starts its thread
+                os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))  # before the client starts its thread
             with Client(path) as client:
                 while client.stats().running < min(streams, 4):
                     time.sleep(0.05)
