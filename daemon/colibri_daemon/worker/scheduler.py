@@ -52,8 +52,8 @@ class Scheduler(Generic[T]):
                  key_cost: float = 0.0, bound: float = float("inf"), gentle: int | None = None) -> None:
         """Most sequences, tokens and scored rows of a step; it has more tokens only where decode rows leave less than
         LEAST_CHUNK. key_cost: what a key costs that a row looks at, as a share of the row itself. bound: seconds that a
-        prefill may add to a step; how much of it there is follows from what steps take. gentle: most rows of prefill in
-        a step in which streams go on."""
+        prefill may add to a step; how much of it there is follows from what steps take. gentle: rows of prefill in
+        a step in which streams go on, for each text that waits."""
         self.max_seqs, self.step_tokens, self.scored_rows = max_seqs, step_tokens, scored_rows
         self.slab_tokens, self._key_cost = slab_tokens, key_cost
         self._pace = Pace(step_tokens, LEAST_CHUNK, bound)
@@ -93,8 +93,7 @@ class Scheduler(Generic[T]):
         step = _Step(self, free)
         step.decode()
         self._decoded = sum(self.cost(text) for text, _ in step.plan.work)
-        most = self._gentle if self._decoded else self.step_tokens
-        self._prefilled = step.prefill(min(most, self.step_tokens - self._decoded, self._pace.rows))
+        self._prefilled = step.prefill(min(self.step_tokens - self._decoded, self._pace.rows), self._gentle)
         return step.plan
 
     def took(self, seconds: float) -> None:
@@ -162,14 +161,18 @@ class _Step(Generic[T]):
                 self._free -= 1
             work.append((text, 1))
 
-    def prefill(self, budget: float) -> float:
-        """What it costs. budget: in rows at the beginning of a text."""
+    def prefill(self, budget: float, gentle: int) -> float:
+        """What it costs. budget: in rows at the beginning of a text; gentle: of it for each text that waits, while
+        others decode."""
         waiting = [text for text in self._s.running
                    if text.target - text.position > 1 or text.position < text.scored_to]  # fmt: skip
         if not waiting:
             self._s.all_had()
             return 0.0
-        decoding, most = len(self.plan.work), budget
+        decoding = len(self.plan.work)
+        if decoding:
+            budget = min(budget, gentle * len(waiting))
+        most = budget
         for text in self._s.in_turn(waiting)[: self._s.max_seqs - decoding]:
             cost, first = self._s.cost(text), len(self.plan.work) == decoding
             rows = self._chunk(text, max(int(budget / cost), LEAST_CHUNK if first else 0))

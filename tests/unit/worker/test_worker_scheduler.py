@@ -135,6 +135,13 @@ def test_chunks_are_shorter_while_streams_go_on() -> None:
     assert run.step()[0].work == [(late, 64)]
 
 
+def test_many_who_wait_weigh_more_than_the_streams() -> None:
+    s = Scheduler[Line](8, 64, 4, SLAB, gentle=12)
+    (stream,) = admitted(s, Line(1, 50))
+    first, *_ = admitted(s, Line(200, 2), Line(200, 2), Line(200, 2))
+    assert s.plan(1000).work == [(stream, 1), (first, 36)]
+
+
 def test_rows_deep_in_a_text_count_more() -> None:
     s = scheduler(step_tokens=40, key_cost=0.1)
     shallow, deep = Line(200), Line(200, sees=30)
