@@ -21,8 +21,8 @@ def entry(line: str, priority: int, fields: Mapping[str, Any]) -> bytes:
     """A datagram."""
     named = {f"COLIBRI_{re.sub('[^A-Z0-9]', '_', key.upper())}"[:_MOST]: value
              for key, value in fields.items() if key not in _BESIDE and value is not None}  # fmt: skip
-    all = {"MESSAGE": line, "PRIORITY": priority, "SYSLOG_IDENTIFIER": "colibrid", **named}
-    return b"".join(_field(name, str(value)) for name, value in all.items())
+    told = {"MESSAGE": line, "PRIORITY": priority, "SYSLOG_IDENTIFIER": "colibrid", **named}
+    return b"".join(_field(name, str(value)) for name, value in told.items())
 
 
 def _field(name: str, value: str) -> bytes:

@@ -22,7 +22,7 @@ from .pool_link import PoolLink
 from .preempt import fits
 from .queue import RequestQueue
 from .streams import Stream
-from .workers import LINK_BYTES, Worker, WorkerPool
+from .workers import Worker, WorkerPool
 
 CALM_SECONDS = 0.05  # for the pool to tell of the slabs that somebody gave back
 
@@ -40,8 +40,7 @@ class Host:
     def of(cls, worker: Worker) -> Host:
         leaving = sum(stream.leaving is not None for stream in worker.running.values())
         tries = any(stream.struck_at is not None for stream in worker.running.values())
-        reads = worker.channel.buffered < LINK_BYTES and not worker.stands_still
-        return cls(worker, len(worker.running) - leaving, worker.room + leaving if reads else 0, tries)
+        return cls(worker, len(worker.running) - leaving, worker.room + leaving if worker.listens else 0, tries)
 
 
 class Placing:

@@ -52,8 +52,13 @@ class Worker:
         return self.max_seqs - len(self.running)
 
     @property
+    def listens(self) -> bool:
+        """Reads what it is sent, as far as can be seen."""
+        return self.channel.buffered < LINK_BYTES and not self.stands_still
+
+    @property
     def takes(self) -> bool:
-        return self.loaded and self.room > 0 and self.channel.buffered < LINK_BYTES
+        return self.loaded and self.room > 0 and self.listens
 
     def assign(self, stream: Stream, slabs: int) -> None:
         """slabs: promised to it until settle()."""

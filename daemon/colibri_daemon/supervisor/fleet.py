@@ -129,7 +129,7 @@ class Fleet:
 
     def _new_pool(self, settings: Settings, facts: ModelFacts, fresh: bool) -> Pool:
         first = self.serving is None and not self.pools
-        memory = first and KvMemory.kept(self._store, settings, facts) or None
+        memory = KvMemory.kept(self._store, settings, facts) if first else None
         if memory is None:
             memory = KvMemory.make(settings, facts, self._taken())
             if first:

@@ -32,11 +32,11 @@ from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
 
-_log = log.get("requests")
 MOMENT = 0.05  # share of a step that the next one waits for newcomers
 TELL_NS = 1_000_000  # steps shorter than this share a message: each one wakes the dispatcher and its clients
 IDLE_MS = 500  # longest sleep: whoever beats less often is taken for stopped (supervisor/health.py)
 FULL_BYTES = 1 << 20  # output that the dispatcher has not read from which the worker waits instead of making more
+_log = log.get("requests")
 
 
 class Loop:

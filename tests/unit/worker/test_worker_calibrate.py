@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from colibri_daemon.common.settings import Settings
-from colibri_daemon.worker.calibrate import GENTLE, LEAST, MOST, STALL, Calibration, Timing, calibrate, choose
+from colibri_daemon.worker.calibrate import GENTLE_LEAST, LEAST, MOST, STALL, Calibration, Timing, calibrate, choose
 from colibri_daemon.worker.check import check
 from colibri_engine import Engine
 from fixtures.models import Models
@@ -37,9 +37,9 @@ def test_a_fast_machine_takes_the_longest_and_a_slow_one_the_shortest() -> None:
 
 def test_beside_streams_a_chunk_takes_as_long_as_the_pass_they_need_anyway() -> None:
     assert chosen(0.03, 0.0005).gentle in (59, 60)
-    assert chosen(0.001, 0.0005).gentle == GENTLE
+    assert chosen(0.001, 0.0005).gentle == GENTLE_LEAST
     slow = chosen(0.02, 0.02)
-    assert slow.gentle == slow.chunk < GENTLE
+    assert slow.gentle == slow.chunk < GENTLE_LEAST
 
 
 def test_with_a_long_pass_a_chunk_takes_as_long_as_the_pass() -> None:
