@@ -153,7 +153,7 @@ func (t *chatTemplate) prompt(s shield, messages []Message, o ChatOptions) (stri
 	if err != nil {
 		return "", &TemplateError{"the model's chat template refuses these messages: " + unescape(err.Error(), nonce)}
 	}
-	return unescape(s.translate(rendered), nonce), nil
+	return s.resolve(rendered, nonce), nil
 }
 
 func (t *chatTemplate) render(messages []Message, o ChatOptions) (string, error) {

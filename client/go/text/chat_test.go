@@ -130,6 +130,19 @@ func TestATemplateThatCutsItsMessages(t *testing.T) {
 	}
 }
 
+// A short special token may be part of a nonce, of the digits after it or of the brackets around them.
+func TestSpecialTokensThatEscapesContain(t *testing.T) {
+	hidden := map[string]string{}
+	for _, name := range []string{"<s>", "ab", "b7:", "3c", "[", "x[", "]y", "7"} {
+		hidden[name] = "{" + name + "}"
+	}
+	s, nonce := newShield(specials{hidden: hidden}), "ab7ab73cab7ab73c"
+	const typed = "[<s>ab3c7]"
+	if got, want := s.resolve("<s>x"+s.escape(typed, nonce)+"y<s>", nonce), "{<s>}x"+typed+"y{<s>}"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 func FuzzTemplate(f *testing.F) {
 	features, err := os.ReadFile("testdata/templates/features.jinja")
 	check(f, err)

@@ -53,25 +53,31 @@ func (s shield) begins(rest string) bool {
 	return false
 }
 
+// resolve gives what the template made of escaped texts: its own special tokens under the encoder's names, the typed ones
+// as typed. None begins or ends within an escape, whatever the nonce looks like.
+func (s shield) resolve(rendered, nonce string) string {
+	return eachPiece(rendered, nonce, s.translate)
+}
+
 func unescape(text, nonce string) string {
-	head := "[" + nonce + ":"
+	return eachPiece(text, nonce, func(piece string) string { return piece })
+}
+
+// eachPiece puts the escaped characters of text back, and change what it makes of the pieces between them.
+func eachPiece(text, nonce string, change func(string) string) string {
 	var b strings.Builder
-	for {
-		before, after, found := strings.Cut(text, head)
-		b.WriteString(before)
-		if !found {
-			return b.String()
-		}
-		digits, rest, closed := strings.Cut(after, "]")
-		c, err := strconv.ParseInt(digits, 16, 32)
-		if !closed || err != nil { // a template that cuts characters off its messages; what is left is harmless
-			b.WriteString(head)
-			text = after
+	end := 0
+	for _, at := range regexp.MustCompile(`\[`+nonce+`:([0-9a-f]+)\]`).FindAllStringSubmatchIndex(text, -1) {
+		c, err := strconv.ParseInt(text[at[2]:at[3]], 16, 32)
+		if err != nil { // only a template that puts digits together could do that; what is left is harmless
 			continue
 		}
+		b.WriteString(change(text[end:at[0]]))
 		b.WriteRune(rune(c))
-		text = rest
+		end = at[1]
 	}
+	b.WriteString(change(text[end:]))
+	return b.String()
 }
 
 // translate gives the special tokens of text the encoder's names.

@@ -77,8 +77,7 @@ class Tokenizer:
         shielded = [{**m, **{name: self._escapes.escape(m[name]) for name in ("role", "content") if name in m}}
                     for m in messages]  # fmt: skip
         rendered = self._template.render(shielded)
-        return self._encode(self._escapes.unescape(self._escapes.translate(rendered, self._hidden)),
-                            add_special_tokens=False)
+        return self._encode(self._escapes.resolve(rendered, self._hidden), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         try:
@@ -162,11 +161,13 @@ class _Escapes:
         """Whether a special token begins with this text, or this text with one."""
         return any(rest.startswith(special) or special.startswith(rest) for special in self._specials)
 
-    def unescape(self, text: str) -> str:
-        return self._escaped.sub(lambda found: chr(int(found[1], 16)), text)
-
-    def translate(self, text: str, names: dict[str, str]) -> str:
-        return self._special.sub(lambda found: names[found[0]], text)
+    def resolve(self, rendered: str, names: dict[str, str]) -> str:
+        """What the template made of escaped texts: its own special tokens under these names, the typed ones as typed.
+        None begins or ends within an escape, whatever the nonce looks like."""
+        pieces = self._escaped.split(rendered)  # the odd ones are escaped characters
+        pieces[::2] = [self._special.sub(lambda found: names[found[0]], piece) for piece in pieces[::2]]
+        pieces[1::2] = [chr(int(digits, 16)) for digits in pieces[1::2]]
+        return "".join(pieces)
 
 
 class ChatTemplate:

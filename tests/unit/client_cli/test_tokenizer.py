@@ -143,6 +143,21 @@ def test_special_tokens_that_overlap(tmp_path: Path) -> None:
     assert ids[:2] == hugging_face(folder).encode("<s><s>x").ids
 
 
+def test_special_tokens_that_escapes_of_typed_ones_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short special token may be part of the nonce, of the hexadecimal digits or of the brackets around them."""
+    folder = write_folder(tmp_path, "byte_level", chat_template="<s>x{{ messages[0].content }}y<s>")
+    data = json.loads((folder / "tokenizer.json").read_text())
+    last = len(data["model"]["vocab"])
+    for i, content in enumerate(("ab", "b7:", "3c", "x[a", "]y")):
+        data["added_tokens"].append({**data["added_tokens"][0], "id": last + i, "content": content})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    monkeypatch.setattr("secrets.token_hex", lambda count: "ab7" * count)
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "[<s>ab3c7]"}])
+    assert specials_in(ids, folder) == [1, 1]
+    assert tokenizer.decode(ids) == "x[<s>ab3c7]y"
+
+
 def test_added_tokens_that_are_not_special_can_be_typed(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "byte_level")
     data = json.loads((folder / "tokenizer.json").read_text())
