@@ -225,7 +225,8 @@ typedef enum colibri_positions {
     COLIBRI_POSITIONS_ABSOLUTE = 1 /* text positions */
 } colibri_positions_t;
 
-/* A query at position t sees [0, pinned) and (t - window, t]; window 0 is full attention. */
+/* A query at position t sees [0, pinned) and (t - window, t]; window 0 is full attention. Sequences whose tables begin
+ * with the same slabs had best be neighbours in the batch: what all of them see of these is read once. */
 typedef struct colibri_sequence {
     uint32_t struct_size;
     uint32_t n_tokens;      /* >= 1 new tokens, at positions position .. position + n_tokens - 1 */

@@ -97,6 +97,39 @@ def test_many_at_once_compute_a_prefix_once(engine: Engine) -> None:
     assert sorted(map(cached, outputs.values())) == [0] + [592] * 15
 
 
+@pytest.mark.parametrize("step_tokens", [64, 100])
+def test_many_at_once_copy_what_fills_no_slab(engine: Engine, step_tokens: int) -> None:
+    """Wherever in the slab the first one's chunks end: the others wait for it, and compute their own ends only."""
+    prefix = text(engine, 1, 6 * 64 + 40)
+    jobs = {key: job(prefix, text(engine, key, 5)) for key in range(1, 17)}
+    with worker(engine.path, slab_tokens=64, step_tokens=step_tokens) as w:
+        outputs = w.run(jobs)
+        assert sum(info["rows"] for _, _, info in w.steps) == len(prefix) + 16 * (5 + HOW.max_tokens - 1)
+    for key, wanted in jobs.items():
+        check(engine, wanted, outputs[key], expected(engine, wanted))
+    assert sorted(map(cached, outputs.values())) == [0] + [len(prefix)] * 15
+
+
+@pytest.mark.parametrize("leave", ["cancel", "preempt", "pause"])
+def test_who_others_wait_for_may_leave(engine: Engine, leave: str) -> None:
+    """In the middle of a slab that they wait for."""
+    prefix = text(engine, 1, 60)
+    jobs = {key: job(prefix, text(engine, key, 5)) for key in (1, 2, 3)}
+    with worker(engine.path, slab_tokens=64, step_tokens=8) as w:
+        for key, wanted in jobs.items():
+            w.assign(key, wanted)
+        w.until(lambda: bool(w.steps))
+        if leave == "cancel":
+            w.cancel(1, "cancelled")
+        elif leave == "preempt":
+            w.preempt(1)
+        else:
+            w.send([ipc.PAUSE, 1])
+        w.until(lambda: {2, 3} <= w.ended)
+        for key in (2, 3):
+            check(engine, jobs[key], w.outputs[key], expected(engine, jobs[key]))
+
+
 # ---- what must not be taken ------------------------------------------------------------------------------------------
 
 

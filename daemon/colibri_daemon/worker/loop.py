@@ -28,6 +28,7 @@ from ..common.link import Link
 from ..common.metrics import Source
 from ..common.pages import MAX_KEYS, Field, Page
 from .meter import Meter
+from .neighbours import begun, coming
 from .pool_kv import PoolKv
 from .request import Request, Row, failed
 from .scheduler import Plan, Scheduler
@@ -53,6 +54,7 @@ class Loop:
         kv.listener = self
         self._requests: dict[int, Request] = {}
         self._fresh: list[Request] = []  # that the pool was asked about since the last step
+        self._placed: dict[int, Request] = {}  # that have their place in the KV cache and are not in the batch yet
         self._step_ns = 0
         self._rows: list[Row] = []  # to be told
         self._computed = self._busy_ns = self._told_ns = 0  # rows and time of steps not told; when was told last
@@ -71,6 +73,7 @@ class Loop:
         self._link.send(self._greeting)
         while True:
             page[Field.BEAT_NS] = time.monotonic_ns()
+            self._admit()
             self._meter.show(len(self._requests), self._kv.leased)
             page[Field.BUSY] = runnable = 0 if self._starved or self._full else len(self._scheduler.running)
             if not runnable:
@@ -184,7 +187,8 @@ class Loop:
         join the next step and not the one after."""
         until = time.monotonic() + MOMENT * self._step_ns / 1e9
         fresh, self._fresh = self._fresh, []
-        while any(not request.attached and request.key in self._requests for request in fresh):
+        while any(request.key in self._requests and not request.attached and request.key not in self._placed
+                  for request in fresh):  # fmt: skip
             self._kv.flush()
             left = until - time.monotonic()
             if self._kv.link is None or left <= 0 or not select.select([self._kv.link.sock], [], [], left)[0]:
@@ -243,6 +247,7 @@ class Loop:
         if row is not None:
             self._rows.append(row)
         del self._requests[request.key]
+        self._placed.pop(request.key, None)
         self._meter.left(request.key)
         if request.attached:
             self._scheduler.finish(request.lane)
@@ -264,9 +269,7 @@ class Loop:
         if request.doubts:
             _log.warning("request is computed again", cached=position, **request.about)
         request.lane.start(position, slabs)
-        request.begin(position)
-        self._scheduler.admit(request.lane, request.arrival, request.owner)
-        self._hold_back(request)
+        self._placed[key] = request
 
     def hidden(self, key: int, ordinals: list[int]) -> None:
         for ordinal in ordinals:
@@ -277,6 +280,7 @@ class Loop:
 
     def _begin_again(self, request: Request, bad: Collection[int]) -> None:
         """Behind what can be trusted. bad: as in damaged()."""
+        self._placed.pop(request.key, None)
         if request.attached:
             self._scheduler.finish(request.lane)
             request.rewind()
@@ -288,17 +292,31 @@ class Loop:
     def _prefetch(self) -> None:
         """Asks for slabs before they are needed."""
         scheduler = self._scheduler
-        coming = sum(request.lane.target for request in self._requests.values() if not request.attached)
-        self._kv.want(scheduler.wanted(coming), spare=len(scheduler.running))
+        targets = [request.lane.target for request in self._requests.values() if not request.attached]
+        self._kv.want(scheduler.wanted(targets), spare=len(scheduler.running))
 
     # ---- steps ----
 
+    def _admit(self) -> None:
+        """Those with a place join the batch, unless a neighbour is about to compute what they can copy then."""
+        for key, request in list(self._placed.items()):
+            if coming(request, [self._requests[lane.id] for lane in self._scheduler.running]):
+                continue
+            del self._placed[key]
+            if self._kv.free and (found := begun(request, self._requests.values())):
+                self._kv.copy(request.lane, *found)
+            request.begin(request.lane.position)
+            self._scheduler.admit(request.lane, request.arrival, request.owner)
+            self._hold_back(request)
+
     def _step(self) -> None:
+        self._admit()
         plan = self._scheduler.plan(self._kv.free)
         self._misses += plan.missed
         self._meter.missed(plan.missed)
         self._starved = not plan.work
         if plan.work:
+            plan.work.sort(key=_first_slab)  # attention reads once what neighbours share
             self._compute(plan)
 
     def _compute(self, plan: Plan[Lane]) -> None:
@@ -364,6 +382,10 @@ class Loop:
                    "us": self._busy_ns // 1000, "misses": self._misses}]  # fmt: skip
         self._rows, self._computed, self._busy_ns, self._told_ns = [], 0, 0, time.monotonic_ns()
         self._link.send(message)
+
+
+def _first_slab(entry: tuple[Lane, int]) -> int:
+    return entry[0].first_slab
 
 
 _HANDLERS = {ipc.ASSIGN: Loop._assign, ipc.CANCEL: Loop._cancel, ipc.PREEMPT: Loop._preempt, ipc.PAUSE: Loop._pause,

@@ -161,6 +161,12 @@ class PoolKv:
         self._guard.open(slabs)
         lane.add_slabs(slabs)
 
+    def copy(self, lane: Lane, slab: int, position: int) -> None:
+        """A slab of the lane's own, which must be free, with what this one has up to the position."""
+        self.take(lane, 1)
+        self.memory.slab(int(lane.slabs[lane.n_slabs - 1]))[:] = self.memory.slab(slab)
+        lane.position = position
+
     def commit(self, lane: Lane) -> None:
         """What the lane has computed was told: its full slabs may be others' too."""
         size = self._slab_tokens

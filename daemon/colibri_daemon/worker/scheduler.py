@@ -12,12 +12,14 @@ asked for some steps ahead (wanted()), and who gives way when there are too few 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from .pace import Pace
 
 LEAST_CHUNK = 8  # rows of prefill a step always has room for, however many decode
+CROWD = 8  # texts that wait for prefill: for each so many of them a step with streams has another chunk
 AHEAD = 64  # decode steps for which slabs are asked for in advance: a small model makes them in 10 ms
 
 
@@ -53,7 +55,7 @@ class Scheduler(Generic[T]):
         """Most sequences, tokens and scored rows of a step; it has more tokens only where decode rows leave less than
         LEAST_CHUNK. key_cost: what a key costs that a row looks at, as a share of the row itself. bound: seconds that a
         prefill may add to a step; how much of it there is follows from what steps take. gentle: rows of prefill in
-        a step in which streams go on, for each text that waits."""
+        a step in which streams go on; more of them for each CROWD that waits."""
         self.max_seqs, self.step_tokens, self.scored_rows = max_seqs, step_tokens, scored_rows
         self.slab_tokens, self._key_cost = slab_tokens, key_cost
         self._pace = Pace(step_tokens, LEAST_CHUNK, bound)
@@ -101,9 +103,9 @@ class Scheduler(Generic[T]):
         if self._prefilled:
             self._pace.took(self._prefilled, seconds * self._prefilled / (self._prefilled + self._decoded))
 
-    def wanted(self, coming: int = 0) -> int:
+    def wanted(self, coming: Sequence[int] = ()) -> int:
         """Slabs that the running sequences will take within two steps, decoding ones within AHEAD. coming: tokens of
-        sequences that may be admitted meanwhile."""
+        each sequence that may be admitted meanwhile; it takes one at once."""
         count, budget, size = 0, 2 * self.step_tokens, self.slab_tokens
         for text in self.in_turn(self.running):
             left = rows = text.target - text.position
@@ -113,7 +115,7 @@ class Scheduler(Generic[T]):
             if rows == left:  # decodes from there on
                 rows = min(rows + AHEAD - 1, text.most - text.position)
             count += max(0, -(-(text.position + rows) // size) - text.n_slabs)
-        return count + -(-min(coming, budget) // size)
+        return count + max(-(-min(sum(coming), budget) // size), len(coming))
 
     def in_turn(self, texts: list[T]) -> list[T]:
         """Of whom the budget goes to the first, then to the next."""
@@ -162,8 +164,8 @@ class _Step(Generic[T]):
             work.append((text, 1))
 
     def prefill(self, budget: float, gentle: int) -> float:
-        """What it costs. budget: in rows at the beginning of a text; gentle: of it for each text that waits, while
-        others decode."""
+        """What it costs. budget: in rows at the beginning of a text; gentle: of it for each CROWD of texts that
+        wait, while others decode."""
         waiting = [text for text in self._s.running
                    if text.target - text.position > 1 or text.position < text.scored_to]  # fmt: skip
         if not waiting:
@@ -171,7 +173,7 @@ class _Step(Generic[T]):
             return 0.0
         decoding = len(self.plan.work)
         if decoding:
-            budget = min(budget, gentle * len(waiting))
+            budget = min(budget, gentle * max(1, len(waiting) // CROWD))
         most = budget
         for text in self._s.in_turn(waiting)[: self._s.max_seqs - decoding]:
             cost, first = self._s.cost(text), len(self.plan.work) == decoding

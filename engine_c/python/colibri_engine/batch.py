@@ -132,6 +132,11 @@ class Lane:
         self.n_slabs, self.n_held = end, self.n_held + len(slabs)
 
     @property
+    def first_slab(self) -> int:
+        """The slab of position 0, -1 while there is none: lanes that have it in common begin with the same tokens."""
+        return int(self.slabs[0]) if self.n_slabs else -1
+
+    @property
     def cacheable(self) -> int:
         """Most tokens whose keys and values the lane can do without computing: all before the first whose logits are
         still wanted."""
@@ -186,7 +191,8 @@ class Lane:
 
 
 class Batch:
-    """The steps of one engine. The lanes of a step may be any; those that keep their place cost least."""
+    """The steps of one engine. The lanes of a step may be any; those that keep their place cost least, and neighbours
+    that begin with the same slabs share the reading of them."""
 
     def __init__(self, engine: Engine, arena: KvMemory, max_sequences: int) -> None:
         """max_sequences: most lanes of a step, at most the engine's own."""

@@ -1,6 +1,8 @@
 /* Grouped-query attention (Ainslie et al. 2023) over paged KV with a pinned prefix and a sliding window (attention
  * sinks: Xiao et al. 2024). One chunk = a tile of query positions and one KV head, for all query heads of its group: a
- * pass over the keys and values that all of them see serves them all.
+ * pass over the keys and values that all of them see serves them all. Sequences that begin with the same slabs, because
+ * their prompts begin with the same tokens, share such passes (as in Hydragen, Juravsky et al. 2024), if they are
+ * neighbours in the batch.
  *
  * The scores of a query's visible keys lie in one row whose index is congruent to the key's position mod 16, so that
  * the softmax denominator's lanes, and with them its bits, depend on positions only. Each query meets its keys one by
@@ -51,14 +53,15 @@ static view_t view_of(const colibri_sequence_t *seq, uint32_t t) {
     return v;
 }
 
-/* A tile: `n` consecutive queries of one sequence, [first, first + n), for all heads of one group. Row i * group + g of
- * the lane's scores, sums and out is head g of query i. */
+/* A tile: `n` consecutive queries, [first, first + n), for all heads of one group. Row i * group + g of the lane's
+ * scores, sums and out is head g of query i. They are of one sequence, or of several of which all keys are visible and
+ * the first `shared` in the same slabs. */
 typedef struct tile {
     clb_step_t *st;
-    const colibri_sequence_t *seq;
+    const colibri_sequence_t *seq; /* whose slabs are read */
     const uint64_t *keep; /* NULL = all */
     clb_lane_t *lane;
-    uint32_t layer, head, group, first, n;
+    uint32_t layer, head, group, first, n, shared;
     uint32_t pinned_end, shift; /* of all of them */
     size_t ld;                  /* scores per row */
 } tile_t;
@@ -144,22 +147,45 @@ static void value_run(const tile_t *q, const span_t *s, const uint8_t *v, uint32
                                                     q->lane->out + (size_t)s->row * m->hdp);
 }
 
-static view_t view_at(const tile_t *q, uint32_t i) { return view_of(q->seq, q->st->tokens[q->first + i].pos); }
+static const colibri_sequence_t *sequence_at(const clb_step_t *st, uint32_t t) {
+    return clb_sequence(st, st->tokens[t].seq);
+}
+
+static view_t view_at(const tile_t *q, uint32_t i) {
+    return view_of(sequence_at(q->st, q->first + i), q->st->tokens[q->first + i].pos);
+}
+
+/* Keys from `from` on of queries [i, end), which are of one sequence: what all see, then what only the later ones do. */
+static void each_own(const tile_t *q, uint32_t i, uint32_t end, uint32_t from, clb_kv_part_t part, run_fn *run) {
+    tile_t own = *q;
+    own.seq = sequence_at(q->st, q->first + i);
+    uint32_t first_end = view_at(q, i).end, high = first_end > from ? first_end : from;
+    each_run(&own, &(span_t){from, high, q->shift, i * q->group, (end - i) * q->group, 0}, part, run);
+    for (; i < end; i++)
+        each_run(&own, &(span_t){high, view_at(q, i).end, q->shift, i * q->group, q->group, 0}, part, run);
+}
+
+/* End of the tile's queries of the same sequence as query i. */
+static uint32_t own_end(const tile_t *q, uint32_t i) {
+    const clb_token_t *t = q->st->tokens + q->first;
+    uint32_t end = i + 1;
+    while (end < q->n && t[end].seq == t[i].seq) end++;
+    return end;
+}
 
 /* All visible keys of every row, ascending for each: the pinned ones, then what only some queries see of the beginning
- * of the window, what all see, and what only the later ones see of its end. */
+ * of the window, what all sequences share, and of each sequence the rest. */
 static void each_span(const tile_t *q, clb_kv_part_t part, run_fn *run) {
-    view_t a = view_at(q, 0), z = view_at(q, q->n - 1);
-    uint32_t all = q->n * q->group, low = z.window_from, high = a.end > low ? a.end : low;
+    uint32_t all = q->n * q->group, low = view_at(q, q->n - 1).window_from;
     each_run(q, &(span_t){0, q->pinned_end, 0, 0, all, 1}, part, run);
     for (uint32_t i = 0; i < q->n && view_at(q, i).window_from < low; i++) {
         view_t v = view_at(q, i);
         uint32_t end = v.end < low ? v.end : low;
         each_run(q, &(span_t){v.window_from, end, q->shift, i * q->group, q->group, 0}, part, run);
     }
-    each_run(q, &(span_t){low, high, q->shift, 0, all, 0}, part, run);
-    for (uint32_t i = 0; i < q->n; i++)
-        each_run(q, &(span_t){high, view_at(q, i).end, q->shift, i * q->group, q->group, 0}, part, run);
+    each_run(q, &(span_t){low, q->shared, q->shift, 0, all, 0}, part, run);
+    if (low < q->shared) low = q->shared;
+    for (uint32_t i = 0, end; i < q->n; i = end) each_own(q, i, end = own_end(q, i), low, part, run);
 }
 
 static void fill(float *p, uint32_t from, uint32_t to) {
@@ -232,17 +258,44 @@ static void attend(const tile_t *q) {
 
 static uint32_t group_of(const clb_step_t *st) { return st->m->g.heads / st->m->g.kv_heads; }
 
-/* Floats from one row of scores to the next: an odd multiple of 16, so that rows do not alias in L1. */
-static uint32_t row_stride(const clb_step_t *st, uint32_t first, uint32_t n) {
-    const colibri_sequence_t *seq = clb_sequence(st, st->tokens[first].seq);
-    return ((st->tokens[first + n - 1].pos - view_of(seq, st->tokens[first].pos).shift) / 16 + 1) * 16 | 16u;
+/* Floats from one row of scores to the next, if the highest position is `last`: an odd multiple of 16, so that rows do
+ * not alias in L1. */
+static uint32_t row_stride(const clb_step_t *st, uint32_t first, uint32_t last) {
+    return ((last - view_of(sequence_at(st, first), st->tokens[first].pos).shift) / 16 + 1) * 16 | 16u;
 }
 
-static int fits(const clb_step_t *st, uint32_t first, uint32_t n) {
-    const clb_token_t *a = &st->tokens[first], *z = &st->tokens[first + n - 1];
-    const colibri_sequence_t *seq = clb_sequence(st, a->seq);
-    return a->seq == z->seq && view_of(seq, a->pos).pinned_end == view_of(seq, z->pos).pinned_end &&
-           (uint64_t)n * group_of(st) * row_stride(st, first, n) <= st->score_floats;
+static uint32_t last_position(const clb_step_t *st, clb_tile_t tile) {
+    uint32_t last = 0;
+    for (uint32_t t = tile.first; t < tile.first + tile.n; t++)
+        if (st->tokens[t].pos > last) last = st->tokens[t].pos;
+    return last;
+}
+
+/* Leading tokens that lie in the same whole slabs for queries a and b; 0 unless both see all before them. */
+static uint32_t shared_keys(const clb_step_t *st, uint32_t a, uint32_t b) {
+    const colibri_sequence_t *s = sequence_at(st, a), *z = sequence_at(st, b);
+    uint32_t pa = st->tokens[a].pos, pb = st->tokens[b].pos, size = st->m->config.slab_tokens, n = 0;
+    uint32_t whole = (pa < pb ? pa : pb) / size;
+    if (st->keep || st->mass || view_of(s, pa).window_from || view_of(z, pb).window_from) return 0;
+    while (n < whole && s->slabs[n] == z->slabs[n]) n++;
+    return n * size;
+}
+
+/* The tile with the query after it; n = 0 if that does not go with the others. */
+static clb_tile_t grown(const clb_step_t *st, clb_tile_t tile) {
+    uint32_t next = tile.first + tile.n, group = group_of(st);
+    const colibri_sequence_t *seq = sequence_at(st, tile.first);
+    clb_tile_t more = {tile.first, tile.n + 1, tile.shared}, none = {tile.first, 0, 0};
+    if (tile.shared || st->tokens[tile.first].seq != st->tokens[next].seq) {
+        uint32_t keys = shared_keys(st, tile.first, next);
+        if (!keys) return none;
+        more.shared = tile.shared && tile.shared < keys ? tile.shared : keys;
+    }
+    if (view_of(seq, st->tokens[tile.first].pos).pinned_end !=
+        view_of(sequence_at(st, next), st->tokens[next].pos).pinned_end)
+        return none;
+    uint64_t floats = (uint64_t)more.n * group * row_stride(st, tile.first, last_position(st, more));
+    return floats <= st->score_floats ? more : none;
 }
 
 /* A few tiles per lane at least, so that the last to finish is not far behind. */
@@ -251,9 +304,11 @@ void clb_attention_plan(clb_step_t *st) {
     uint32_t most = st->n_tokens * st->m->g.kv_heads / (st->m->config.threads * CHUNKS_PER_LANE);
     if (most > st->tile_queries) most = st->tile_queries;
     st->n_tiles = 0;
-    for (uint32_t first = 0, n; first < st->n_tokens; first += n) {
-        for (n = 1; n < most && first + n < st->n_tokens && fits(st, first, n + 1);) n++;
-        st->tiles[st->n_tiles++] = (clb_tile_t){first, n};
+    for (uint32_t first = 0; first < st->n_tokens;) {
+        clb_tile_t tile = {first, 1, 0}, more;
+        while (tile.n < most && tile.first + tile.n < st->n_tokens && (more = grown(st, tile)).n) tile = more;
+        st->tiles[st->n_tiles++] = tile;
+        first += tile.n;
     }
 }
 
@@ -262,8 +317,8 @@ static tile_t tile_at(clb_step_t *st, uint32_t layer, clb_tile_t at, uint32_t he
     view_t first = view_of(clb_sequence(st, s), st->tokens[at.first].pos);
     return (tile_t){.st = st, .seq = clb_sequence(st, s), .lane = lane, .layer = layer, .head = head,
                     .keep = st->keep ? st->keep + (size_t)s * st->keep_words : NULL, .group = group_of(st),
-                    .first = at.first, .n = at.n, .pinned_end = first.pinned_end, .shift = first.shift,
-                    .ld = row_stride(st, at.first, at.n)};
+                    .first = at.first, .n = at.n, .shared = at.shared, .pinned_end = first.pinned_end,
+                    .shift = first.shift, .ld = row_stride(st, at.first, last_position(st, at))};
 }
 
 static void attend_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane_t *lane) {
@@ -284,7 +339,7 @@ static void attend_sequence(clb_step_t *st, const void *arg, uint32_t chunk, clb
         memset(st->mass, 0, n * sizeof *st->mass);
         for (; t < st->n_tokens && st->tokens[t].seq == st->tokens[from].seq; t++)
             for (uint32_t head = 0; head < st->m->g.kv_heads; head++) {
-                tile_t q = tile_at(st, layer, (clb_tile_t){t, 1}, head, lane);
+                tile_t q = tile_at(st, layer, (clb_tile_t){t, 1, 0}, head, lane);
                 attend(&q);
             }
         if (!clb_step_ok(st)) return;

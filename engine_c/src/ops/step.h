@@ -45,6 +45,7 @@ typedef struct clb_token {
 
 typedef struct clb_tile {
     uint32_t first, n; /* queries [first, first + n) */
+    uint32_t shared;   /* keys [0, shared) are in the same slabs for all of them; 0 if they are of one sequence */
 } clb_tile_t;
 
 typedef struct clb_step {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import count
 
 import pytest
-from colibri_daemon.worker.scheduler import AHEAD, LEAST_CHUNK, Plan, Scheduler
+from colibri_daemon.worker.scheduler import AHEAD, CROWD, LEAST_CHUNK, Plan, Scheduler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,10 +136,12 @@ def test_chunks_are_shorter_while_streams_go_on() -> None:
 
 
 def test_many_who_wait_weigh_more_than_the_streams() -> None:
-    s = Scheduler[Line](8, 64, 4, SLAB, gentle=12)
+    s = Scheduler[Line](40, 64, 4, SLAB, gentle=12)
     (stream,) = admitted(s, Line(1, 50))
-    first, *_ = admitted(s, Line(200, 2), Line(200, 2), Line(200, 2))
-    assert s.plan(1000).work == [(stream, 1), (first, 36)]
+    first, *_ = admitted(s, *(Line(200, 2) for _ in range(2 * CROWD - 1)))
+    assert s.plan(1000).work == [(stream, 1), (first, 12)]
+    admitted(s, Line(200, 2))
+    assert s.plan(1000).work == [(stream, 1), (first, 24)]
 
 
 def test_rows_deep_in_a_text_count_more() -> None:
@@ -224,13 +226,13 @@ def test_a_chunk_ends_where_the_slabs_do() -> None:
 
 def test_slabs_are_wanted_before_they_are_needed() -> None:
     s = scheduler(step_tokens=16)
-    assert (s.wanted(), s.wanted(1), s.wanted(1000)) == (0, 1, 8)
+    assert (s.wanted(), s.wanted([1]), s.wanted([1000]), s.wanted([1] * 9)) == (0, 1, 8, 9)
     a = admitted(s, Line(100, 400))[0]
-    assert (s.wanted(), s.wanted(1000)) == (8, 8)
+    assert (s.wanted(), s.wanted([1000]), s.wanted([1, 1])) == (8, 9, 10)
     a.n_slabs = 4
     assert s.wanted() == 4
     a.position, a.n_slabs = 92, 23
-    assert (s.wanted(), s.wanted(5)) == (18, 20)  # its prompt ends in this step: 8 rows and AHEAD - 1 behind them
+    assert (s.wanted(), s.wanted([5])) == (18, 20)  # its prompt ends in this step: 8 rows and AHEAD - 1 behind them
     s.pause(a)
     assert s.wanted() == 0
     s.resume(a)
