@@ -13,7 +13,7 @@
  *     colibri_workspace_size(model, &bytes);           // scratch for one forward
  *     ... per step: fill colibri_sequence_t per request, then
  *     colibri_forward(model, &batch, &err);            // logits into batch.output
- *     colibri_sample(model, &sampling, logits, &scratch, &sample, &err);
+ *     colibri_sample(model, &sampling, logits, &scratch, &sample, &err);   // or sample_rows for all rows at once
  *     ... at the end: colibri_unload(model);
  *
  * Memory.   The library allocates nothing. Every byte comes from a colibri_buffer_t whose ptr is aligned to 64 bytes;
@@ -46,7 +46,7 @@ extern "C" {
 
 #define COLIBRI_VERSION "0.1.0"
 #define COLIBRI_ABI_MAJOR 1u
-#define COLIBRI_ABI_MINOR 0u
+#define COLIBRI_ABI_MINOR 1u
 #define COLIBRI_ALIGNMENT 64u
 #define COLIBRI_NO_SLAB 0xffffffffu /* slab table entry of a slab that was given back */
 #define COLIBRI_MAX_LOGPROBS 20u
@@ -109,7 +109,7 @@ typedef struct colibri_buffer {
 /* ---- callbacks ----------------------------------------------------------------------------------------------- */
 
 /* Calls task(arg, i) once for each i in [0, n), on any threads, and returns when all are done and their writes are
- * visible. Serial execution is legal. Called from the thread that called forward, never nested. */
+ * visible. Serial execution is legal. Called from the thread that called forward or sample_rows, never nested. */
 typedef void (*colibri_task_fn)(void *arg, uint32_t i);
 typedef void (*colibri_parallel_for_fn)(void *ctx, colibri_task_fn task, void *arg, uint32_t n);
 
@@ -309,6 +309,23 @@ COLIBRI_API colibri_status_t colibri_sample_size(const colibri_model_t *model, u
 COLIBRI_API colibri_status_t colibri_sample(const colibri_model_t *model, const colibri_sampling_t *sampling,
                                             const float *logits, colibri_buffer_t *scratch, colibri_sample_t *sample,
                                             colibri_error_t *err);
+
+/* One row of colibri_sample_rows. */
+typedef struct colibri_draw {
+    uint32_t struct_size;
+    int32_t status;      /* out: what colibri_sample returned */
+    const colibri_sampling_t *sampling;
+    const float *logits; /* f32 [vocab], not changed */
+    colibri_sample_t *sample; /* out; no other row's */
+    colibri_error_t *error;   /* out, or NULL; no other row's */
+} colibri_draw_t;
+
+/* colibri_sample for each of draws [n], stride draws[0].struct_size, spread over parallel_for. A row's result depends on
+ * nothing but the row. scratch: WORKSPACE; as many rows are drawn at once as it holds colibri_sample_size bytes (one at
+ * least), config.threads of them at most. A row that fails says so in its status alone; the call fails only for the
+ * other arguments, and then no row was drawn. */
+COLIBRI_API colibri_status_t colibri_sample_rows(const colibri_model_t *model, colibri_draw_t *draws, uint32_t n,
+                                                 colibri_buffer_t *scratch, colibri_error_t *err);
 /* Log probability of `token` and the n best under raw logits f32 [vocab]; sample->token = token. Needs no scratch. */
 COLIBRI_API colibri_status_t colibri_score(const colibri_model_t *model, const float *logits, uint32_t token,
                                            uint32_t n_logprobs, colibri_sample_t *sample, colibri_error_t *err);

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ._colibri import ffi, lib
-from .binding import Buffer, Sampling, new
+from .binding import Buffer, Sampling, check, new
 from .engine import Engine
 from .runtime import Info
 from .sequence import Attention, KvMemory
@@ -64,6 +64,16 @@ class Failed:
 
     status: int
     message: str
+
+
+def _failed(status: int, error: Any) -> Failed:
+    return Failed(status, ffi.string(error.message).decode("utf-8", "replace"))
+
+
+def _top(sample: Any) -> tuple[bytes, bytes]:
+    """The best alternatives of a colibri_sample_t, as in Drawn."""
+    size = sample.n_top * _TOKEN
+    return ffi.buffer(sample.top_ids, size)[:], ffi.buffer(sample.top_logprobs, size)[:]
 
 
 Outcome = Drawn | Scored | Failed | None  # None: more of the lane is to be computed first
@@ -206,6 +216,15 @@ class Batch:
         self._c = self._runtime.batch(arena.buffer, self._output)
         self._c.sequences = self._entries
         self._sample = new("colibri_sample_t")
+        self._draws, self._rows = self._describe_rows(max_sequences)
+
+    def _describe_rows(self, count: int) -> tuple[Any, list[tuple[Any, Any, Any]]]:
+        """colibri_draw_t[count], and of each the struct, its sample and its error."""
+        draws = ffi.new("colibri_draw_t[]", count)
+        rows = [((draws + i)[0], new("colibri_sample_t"), new("colibri_error_t")) for i in range(count)]
+        for draw, sample, error in rows:
+            draw.struct_size, draw.sample, draw.error = ffi.sizeof("colibri_draw_t"), sample, error
+        return draws, rows
 
     def run(self, work: Sequence[tuple[Lane, int]]) -> list[Outcome]:
         """Computes the next so many tokens of each lane and draws or scores where that was what the lane waits for.
@@ -222,10 +241,15 @@ class Batch:
             lane.fill(seats[i], rows)
         self._c.n_sequences = len(work)
         self._runtime.forward(self._c)
-        return [self._finish(lane, rows, seat) for (lane, rows), seat in zip(work, seats, strict=False)]
+        drawing: list[tuple[int, Lane]] = []
+        outcomes = [self._finish(i, lane, rows, seats[i], drawing) for i, (lane, rows) in enumerate(work)]
+        if drawing:
+            self._draw(drawing, outcomes)
+        return outcomes
 
-    def _finish(self, lane: Lane, rows: int, entry: Any) -> Outcome:
-        """What the step gave this lane, which moves on."""
+    def _finish(self, place: int, lane: Lane, rows: int, entry: Any, drawing: list[tuple[int, Lane]]) -> Outcome:
+        """What the step gave this lane, which moves on. None for one that draws, which is put into ``drawing`` with its
+        place in the step."""
         if entry.status != lib.COLIBRI_OK:
             return Failed(entry.status, "logits, keys or values are NaN or infinite")
         made = rows - entry.logits_from
@@ -233,17 +257,26 @@ class Batch:
         if not made:
             return None
         logits = self._logits + entry.logits_row * self.info.vocab
-        return self._draw(lane, logits) if start >= lane.scored_to else self._score(lane, logits, made)
-
-    def _draw(self, lane: Lane, logits: Any) -> Outcome:
-        runtime, sample, sampling = self._runtime, self._sample, lane.sampling
+        if start < lane.scored_to:
+            return self._score(lane, logits, made)
+        draw, sampling = self._rows[len(drawing)][0], lane.sampling
         sampling.position, sampling.n_generated = lane.length, lane.length - lane.n_prompt
-        status = lib.colibri_sample(runtime.model, sampling, logits, runtime.scratch.c, sample, runtime.err)
-        if status != lib.COLIBRI_OK:
-            return self._failed(status)
-        token = sample.token
-        lane.append(token)
-        return Drawn(token, sample.logprob, *self._top()) if lane.wants_logprob else Drawn(token)
+        draw.sampling, draw.logits = sampling, logits
+        drawing.append((place, lane))
+        return None
+
+    def _draw(self, drawing: list[tuple[int, Lane]], outcomes: list[Outcome]) -> None:
+        """Draws for all of them in one call, over the engine's threads, and fills in what they got."""
+        runtime = self._runtime
+        check(lib.colibri_sample_rows(runtime.model, self._draws, len(drawing), runtime.scratch.c, runtime.err),
+              runtime.err)
+        for (place, lane), (draw, sample, error) in zip(drawing, self._rows, strict=False):
+            if draw.status != lib.COLIBRI_OK:
+                outcomes[place] = _failed(draw.status, error)
+                continue
+            token = sample.token
+            lane.append(token)
+            outcomes[place] = Drawn(token, sample.logprob, *_top(sample)) if lane.wants_logprob else Drawn(token)
 
     def _score(self, lane: Lane, logits: Any, count: int) -> Outcome:
         """The tokens after each of the last ``count`` rows."""
@@ -254,15 +287,8 @@ class Batch:
             row = logits + i * self.info.vocab
             status = lib.colibri_score(runtime.model, row, token, top, sample, runtime.err)
             if status != lib.COLIBRI_OK:
-                return self._failed(status)
+                return _failed(status, runtime.err)
             logprobs[i] = sample.logprob
-            alternatives.append(self._top())
+            alternatives.append(_top(sample))
         ids, values = (b"".join(column) for column in zip(*alternatives, strict=True))
         return Scored(first, logprobs.tobytes(), ids, values)
-
-    def _top(self) -> tuple[bytes, bytes]:
-        size = self._sample.n_top * _TOKEN
-        return ffi.buffer(self._sample.top_ids, size)[:], ffi.buffer(self._sample.top_logprobs, size)[:]
-
-    def _failed(self, status: int) -> Failed:
-        return Failed(status, ffi.string(self._runtime.err.message).decode("utf-8", "replace"))

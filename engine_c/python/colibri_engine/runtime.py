@@ -185,7 +185,7 @@ class Runtime:
         lib.colibri_workspace_size(self.model, size)
         self.workspace = Buffer(lib.COLIBRI_WORKSPACE, size[0])
         lib.colibri_sample_size(self.model, size)
-        self.scratch = Buffer(lib.COLIBRI_WORKSPACE, size[0])
+        self.scratch = Buffer(lib.COLIBRI_WORKSPACE, size[0] * self.config.threads)
 
     def _build_routing(self, wanted: int) -> Buffer | None:
         if not wanted:
@@ -213,7 +213,7 @@ class Runtime:
 
     @property
     def scratch_bytes(self) -> int:
-        """Memory of its own, at most: model view, workspace of a step, scratch of the sampler."""
+        """Memory of its own, at most: model view, workspace of a step, scratch of the sampler's threads."""
         return self._view.size + self.workspace.size + self.scratch.size
 
     # ---- one step ----

@@ -94,6 +94,12 @@ static inline float clb_expf(float x) {
     return p * clb_float((uint32_t)(a + 127) << 23) * clb_float((uint32_t)(b + 127) << 23);
 }
 
+/* p in units of 2^-39, rounded to nearest even: sums over any vocabulary (<= 2^24) are exact in 64 bits, so no order
+ * of summation is needed. p in [0, 1]. */
+static inline uint64_t clb_weight(float p) {
+    return clb_bits64((double)p * 0x1p39 + 0x1p52) & 0x000fffffffffffffu;
+}
+
 double clb_exp(double x);                               /* full double range; < 1 ulp */
 double clb_log(double x);                               /* x > 0, normal */
 void clb_sincos(double x, double *s, double *c);        /* |x| < 2^20 * pi / 2 */

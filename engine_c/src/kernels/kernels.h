@@ -71,10 +71,35 @@ typedef void clb_scale_fn(float w, uint32_t n, float *x);
 /* acc[i] += x[i] */
 typedef void clb_add_fn(const float *x, uint32_t n, float *acc);
 
-/* Largest value, 0 if any is NaN or +-inf is not excluded: returns 0 and sets *m, or -1 if an x is not finite. */
+/* *m = the largest x that is not NaN, -inf if there is none, a zero being +0. Returns 0, or -1 if an x is not finite. */
 typedef int clb_finite_max_fn(const float *x, uint32_t n, float *m);
 /* sum of (double)exp(x[i] - m) in 16 double lanes by index mod 16 (the tail adds nothing), then the tree. */
 typedef double clb_exp_sum_fn(const float *x, uint32_t n, float m);
+
+/* ---- the sampler's (sampler/sampler.c has the definition) ---- */
+
+/* The first i in [from, n) with x[i] > low; n if there is none. */
+typedef uint32_t clb_above_fn(const float *x, uint32_t from, uint32_t n, float low);
+
+/* v[i] = x[i] where bit i % 32 of bits[i / 32] is set, else -inf. */
+typedef void clb_allow_fn(const float *x, const uint32_t *bits, uint32_t n, float *v);
+
+/* Bucket b holds the values whose distance from the maximum is in [b/64, (b+1)/64), the last one everything farther
+ * away and -inf, all of weight 0. A bucket is a monotone function of the value. */
+enum { CLB_BUCKETS = 2048, CLB_BUCKETS_PER_UNIT = 64 };
+
+/* bucket[i] = (int)(64 * (m - x[i] / t)), at most CLB_BUCKETS - 1. With mass not NULL also: w = clb_weight(clb_expf(
+ * x[i] / t - m)), mass[bucket[i]] += w for buckets below limit; returns the sum of all w (0 if mass is NULL).
+ * m >= every x / t; x not NaN. */
+typedef uint64_t clb_spread_fn(const float *x, uint32_t n, float t, float m, uint32_t limit, uint16_t *bucket,
+                               uint64_t *mass);
+
+/* Writes the i with low <= bucket[i] < low + n_buckets to ids, ascending, and returns how many there are. ids has room
+ * for n, and n is a multiple of 16. low + n_buckets <= 2^16. */
+typedef uint32_t clb_members_fn(const uint16_t *bucket, uint32_t n, uint32_t low, uint32_t n_buckets, uint32_t *ids);
+
+/* p = clb_expf(x[i] - m); w[i] = p < least ? 0 : clb_weight(p). m >= every x, least >= 0. */
+typedef void clb_weigh_fn(const float *x, uint32_t n, float m, float least, uint64_t *w);
 
 /* CLB_KERNEL(slot, type): a scalar slot. Format- and KV-indexed slots are declared by their own lists. */
 typedef struct clb_kernels {

@@ -2,21 +2,16 @@
 #include "sampler.h"
 #include <string.h>
 
-enum { LANES = 16 };
 static const uint32_t DONE = 0xffffffffu; /* in seen[]: this token's penalties have been applied */
 
 static void apply_mask(clb_sampler_t *s, const float *logits) {
-    const uint32_t *allowed = s->in.allowed;
-    memcpy(s->v, logits, s->vocab * sizeof *s->v);
-    for (uint32_t i = s->vocab; i < s->padded; i++) s->v[i] = -CLB_INF;
-    if (!allowed) return;
-    for (uint32_t i = 0; i < s->vocab; i++)
-        if (!(allowed[i / 32] >> i % 32 & 1)) s->v[i] = -CLB_INF;
+    if (s->in.allowed) s->model->kernels.allow(logits, s->in.allowed, s->vocab, s->own);
+    else memcpy(s->own, logits, s->vocab * sizeof *s->own);
 }
 
 /* Stores a changed value. */
 static colibri_status_t change(clb_sampler_t *s, uint32_t id, float value, const char *by, colibri_error_t *err) {
-    s->v[id] = value;
+    s->own[id] = value;
     if (value < CLB_INF) return COLIBRI_OK;
     return clb_fail(err, COLIBRI_NON_FINITE, "the logit of token %u is not finite after %s", (uint64_t)id, by);
 }
@@ -24,7 +19,7 @@ static colibri_status_t change(clb_sampler_t *s, uint32_t id, float value, const
 static colibri_status_t apply_bias(clb_sampler_t *s, colibri_error_t *err) {
     for (uint32_t i = 0; i < s->in.n_bias; i++) {
         uint32_t id = s->in.bias_ids[i];
-        colibri_status_t status = change(s, id, s->v[id] + s->in.bias[i], "sampling.bias", err);
+        colibri_status_t status = change(s, id, s->own[id] + s->in.bias[i], "sampling.bias", err);
         if (status) return status;
     }
     return COLIBRI_OK;
@@ -41,9 +36,9 @@ static float penalised(const colibri_sampling_t *in, float v, uint32_t count) {
 static colibri_status_t penalise(clb_sampler_t *s, const uint32_t *tokens, uint32_t n, colibri_error_t *err) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t id = tokens[i], count = s->seen[id];
-        if (count == DONE || s->v[id] == -CLB_INF) continue;
+        if (count == DONE || s->own[id] == -CLB_INF) continue;
         s->seen[id] = DONE;
-        colibri_status_t status = change(s, id, penalised(&s->in, s->v[id], count), "the penalties", err);
+        colibri_status_t status = change(s, id, penalised(&s->in, s->own[id], count), "the penalties", err);
         if (status) return status;
     }
     return COLIBRI_OK;
@@ -59,26 +54,24 @@ static colibri_status_t apply_penalties(clb_sampler_t *s, colibri_error_t *err) 
     return status ? status : penalise(s, in->generated, in->n_generated, err);
 }
 
-/* v /= temperature, and its maximum */
-static float cool(clb_sampler_t *s) {
-    float t = s->in.temperature, lane[LANES];
-    for (int j = 0; j < LANES; j++) lane[j] = -CLB_INF;
-    for (uint32_t i = 0; i < s->padded; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            float x = s->v[i + j] / t;
-            s->v[i + j] = x;
-            lane[j] = x > lane[j] ? x : lane[j];
-        }
-    for (int j = 1; j < LANES; j++) lane[0] = lane[j] > lane[0] ? lane[j] : lane[0];
-    return lane[0];
-}
-
-colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, colibri_error_t *err) {
+/* Steps 1 to 3; *max is the largest value after them. */
+static colibri_status_t change_all(clb_sampler_t *s, const float *logits, float *max, colibri_error_t *err) {
     apply_mask(s, logits);
     colibri_status_t status = apply_bias(s, err);
     if (status) return status;
     if ((status = apply_penalties(s, err))) return status;
-    s->max = cool(s);
+    s->x = s->own;
+    s->model->kernels.finite_max(s->own, s->vocab, max); /* -inf is no failure here */
+    return COLIBRI_OK;
+}
+
+colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, float raw_max, colibri_error_t *err) {
+    float max = raw_max;
+    s->x = logits;
+    s->t = s->in.temperature;
+    colibri_status_t status = clb_sampling_plain(&s->in) ? COLIBRI_OK : change_all(s, logits, &max, err);
+    if (status) return status;
+    s->max = max / s->t; /* division by one number keeps the order */
     if (s->max == -CLB_INF)
         return clb_fail(err, COLIBRI_NO_TOKEN, "sampling.allowed and the penalties leave no token of %u",
                         (uint64_t)s->vocab);
@@ -87,13 +80,12 @@ colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, colibri_error
     return COLIBRI_OK;
 }
 
-uint32_t clb_argmax(const float *x, uint32_t n, float max) {
-    uint32_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        int hit = 0;
-        for (int j = 0; j < LANES; j++) hit |= x[i + j] == max;
-        if (hit) break;
-    }
-    while (x[i] != max) i++;
-    return i;
+/* the next float below x, which is finite and not -0 */
+static float below(float x) {
+    uint32_t u = clb_bits(x);
+    return clb_float(u == 0 ? 0x80000001u : u >> 31 ? u + 1 : u - 1);
+}
+
+uint32_t clb_argmax(const clb_kernels_t *kernels, const float *x, uint32_t n, float max) {
+    return kernels->above(x, 0, n, below(max));
 }

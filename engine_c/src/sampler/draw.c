@@ -34,18 +34,17 @@ static uint64_t level_of(uint64_t seed, uint64_t position, uint64_t total) {
     return (uint64_t)((clb_uint128_t)u * total >> 53);
 }
 
-static void probabilities(clb_sampler_t *s) {
-    memcpy(s->p, s->v, s->padded * sizeof *s->p);
-    s->model->kernels.softmax(s->p, s->padded);
-}
+/* Buckets whose masses are summed at first: farther from the best than 12 there is hardly ever anything to decide. */
+enum { NEAR = 12 * CLB_BUCKETS_PER_UNIT, FEWEST = 4 * CLB_BUCKETS_PER_UNIT, LAST = CLB_BUCKETS - 1 };
 
-static void weigh(clb_sampler_t *s) {
-    memset(s->mass, 0, CLB_BUCKETS * sizeof *s->mass);
-    for (uint32_t i = 0; i < s->padded; i++) s->mass[s->bucket[i]] += clb_weight(s->p[i]);
+/* Mass of bucket b. Those from s->known on are summed when first asked for. */
+static uint64_t mass_at(clb_sampler_t *s, uint32_t b) {
+    if (b >= s->known) {
+        clb_order_start(s, 1, LAST);
+        s->known = CLB_BUCKETS;
+    }
+    return s->mass[b];
 }
-
-/* Weight of the i-th member of the current bucket. */
-static uint64_t weight_at(const clb_sampler_t *s, uint32_t i) { return clb_weight(s->p[clb_order_id(s, i)]); }
 
 /* Mass of the buckets below `bucket` and the first `rank` of it. */
 static uint64_t mass_of(clb_sampler_t *s, uint32_t bucket, uint32_t rank) {
@@ -53,52 +52,72 @@ static uint64_t mass_of(clb_sampler_t *s, uint32_t bucket, uint32_t rank) {
     for (uint32_t b = 0; b < bucket; b++) sum += s->mass[b];
     if (!rank || !s->mass[bucket]) return sum;
     clb_order_bucket(s, bucket);
-    for (uint32_t i = 0; i < rank; i++) sum += weight_at(s, i);
+    for (uint32_t i = 0; i < rank; i++) sum += s->weight[i];
     return sum;
 }
 
-/* The first k of the order, or all if there are not more. */
-static clb_cut_t first_k(clb_sampler_t *s, uint32_t k) {
-    uint32_t b = 0;
-    for (; b < CLB_BUCKETS && s->count[b] <= k; b++) k -= s->count[b];
-    if (b == CLB_BUCKETS) k = 0;
-    return (clb_cut_t){b, k, mass_of(s, b, k)};
+/* mass[] of the survivors' buckets, and cut->mass */
+static void weigh(clb_sampler_t *s, clb_cut_t *cut, uint32_t limit) {
+    clb_mass_below(s, limit);
+    s->known = CLB_BUCKETS;
+    cut->mass = mass_of(s, cut->bucket, cut->rank);
 }
 
-/* The shortest prefix of *all whose mass reaches p of it. */
-static clb_cut_t first_p(clb_sampler_t *s, const clb_cut_t *all, float p) {
-    double enough = (double)p * (double)all->mass;
+/* All tokens of any weight; without their masses if the caller does not need them. */
+static clb_cut_t all(clb_sampler_t *s, int with_mass) {
+    s->known = NEAR;
+    return (clb_cut_t){LAST, 0, clb_order_start(s, with_mass, NEAR)};
+}
+
+/* The first k of the order, or all of any weight if there are not more. */
+static clb_cut_t first_k(clb_sampler_t *s, uint32_t k) {
+    uint32_t limit = FEWEST, b = 0;
+    clb_order_start(s, 0, 0);
+    while (clb_count_below(s, limit) < k && limit < LAST) limit = 2 * limit < LAST ? 2 * limit : LAST;
+    for (; b < limit && s->count[b] <= k; b++) k -= s->count[b];
+    clb_cut_t cut = {b, b < LAST ? k : 0, 0};
+    weigh(s, &cut, b < LAST ? b + 1 : LAST);
+    return cut;
+}
+
+/* The shortest prefix of *from whose mass reaches p of it. */
+static clb_cut_t first_p(clb_sampler_t *s, const clb_cut_t *from, float p) {
+    double enough = (double)p * (double)from->mass;
     uint32_t b = 0, i = 0;
     uint64_t sum = 0;
-    for (; b < all->bucket && (double)(sum + s->mass[b]) < enough; b++) sum += s->mass[b];
+    for (; b < from->bucket && (double)(sum + mass_at(s, b)) < enough; b++) sum += s->mass[b];
     clb_order_bucket(s, b);
-    while ((double)sum < enough) sum += weight_at(s, i++); /* ends: all of *all reaches it */
+    while ((double)sum < enough) sum += s->weight[i++]; /* ends: all of *from reaches it */
     return (clb_cut_t){b, i, sum};
 }
 
-/* Makes p and the weights of survivors below min_p zero. */
+/* The last bucket that can hold a p of min_p or more, of those below LAST. */
+static uint32_t last_of(float min_p) {
+    double b = -clb_log((double)min_p) * CLB_BUCKETS_PER_UNIT + 1.0;
+    return b < LAST - 1 ? (uint32_t)b : LAST - 1;
+}
+
+/* Survivors below min_p get weight 0. */
 static void filter(clb_sampler_t *s, clb_cut_t *cut) {
-    for (uint32_t i = 0; i < s->padded; i++) s->p[i] = s->p[i] < s->in.min_p ? 0.0f : s->p[i];
-    weigh(s);
-    cut->mass = mass_of(s, cut->bucket, cut->rank);
+    uint32_t limit = last_of(s->in.min_p) + 1;
+    s->least = s->in.min_p;
+    weigh(s, cut, cut->bucket < limit ? cut->bucket + 1 : limit);
 }
 
 /* The token at which the running sum exceeds level, which is below the survivors' mass. */
 static uint32_t pick(clb_sampler_t *s, uint64_t level) {
     uint32_t b = 0, i = 0;
-    while (s->mass[b] <= level) level -= s->mass[b++];
+    while (mass_at(s, b) <= level) level -= s->mass[b++];
     clb_order_bucket(s, b);
-    while (weight_at(s, i) <= level) level -= weight_at(s, i++);
-    return clb_order_id(s, i);
+    while (s->weight[i] <= level) level -= s->weight[i++];
+    return s->ids[i];
 }
 
 uint32_t clb_draw(clb_sampler_t *s) {
     const colibri_sampling_t *in = &s->in;
-    clb_order_start(s);
-    probabilities(s);
-    weigh(s);
-    clb_cut_t cut = first_k(s, in->top_k ? in->top_k : s->vocab);
+    int filters = in->min_p >= 0x1p-41f; /* what is smaller has weight 0 anyway */
+    clb_cut_t cut = in->top_k && in->top_k < s->vocab ? first_k(s, in->top_k) : all(s, !filters || in->top_p < 1.0f);
     if (in->top_p < 1.0f) cut = first_p(s, &cut, in->top_p);
-    if (in->min_p > 0.0f) filter(s, &cut);
+    if (filters) filter(s, &cut);
     return pick(s, level_of(in->seed, in->position, cut.mass));
 }

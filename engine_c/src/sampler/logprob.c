@@ -10,13 +10,13 @@ colibri_status_t clb_logits_max(const struct colibri_model *model, const float *
 }
 
 /* Ids of the n <= vocab best logits, by (value descending, id ascending). */
-static void best(const float *logits, uint32_t vocab, uint32_t n, uint32_t *ids) {
+static void best(const clb_kernels_t *kernels, const float *logits, uint32_t vocab, uint32_t n, uint32_t *ids) {
     uint32_t have = 0;
     for (uint32_t i = 0; i < vocab; i++) {
-        float x = logits[i];
-        if (have == n && !(x > logits[ids[n - 1]])) continue;
+        if (have == n) i = kernels->above(logits, i, vocab, logits[ids[n - 1]]);
+        if (i == vocab) break;
         uint32_t j = have < n ? have++ : n - 1;
-        for (; j && x > logits[ids[j - 1]]; j--) ids[j] = ids[j - 1];
+        for (; j && logits[i] > logits[ids[j - 1]]; j--) ids[j] = ids[j - 1];
         ids[j] = i;
     }
 }
@@ -28,7 +28,7 @@ void clb_logprobs(const struct colibri_model *model, const float *logits, float 
     sample->logprob = (float)(((double)logits[sample->token] - m) - lse);
     sample->n_top = n < vocab ? n : vocab;
     if (!sample->n_top) return;
-    best(logits, vocab, sample->n_top, sample->top_ids);
+    best(&model->kernels, logits, vocab, sample->n_top, sample->top_ids);
     for (uint32_t i = 0; i < sample->n_top; i++)
         sample->top_logprobs[i] = (float)(((double)logits[sample->top_ids[i]] - m) - lse);
 }

@@ -3,7 +3,7 @@
 #include "sampler.h"
 #include <string.h>
 
-enum { LANES = 16, INSERTION_MAX = 48, DIGITS = 256 };
+enum { INSERTION_MAX = 48, DIGITS = 256 };
 
 /* Ascending pairs are descending values, then ascending ids; +0 and -0 are one value. */
 static uint64_t pair_of(float value, uint32_t id) {
@@ -51,32 +51,45 @@ static void sort_pairs(uint64_t *a, uint64_t *spare, uint32_t n) {
     if (from != a) memcpy(a, from, n * sizeof *a);
 }
 
-void clb_order_start(clb_sampler_t *s) {
-    const float far = CLB_BUCKETS - 1;
-    for (uint32_t i = 0; i < s->padded; i++) {
-        float distance = (s->max - s->v[i]) * CLB_BUCKETS_PER_UNIT;
-        s->bucket[i] = (uint16_t)(int32_t)(distance < far ? distance : far);
-    }
-    memset(s->count, 0, CLB_BUCKETS * sizeof *s->count);
-    for (uint32_t i = 0; i < s->padded; i++) s->count[s->bucket[i]]++;
-    s->current = CLB_BUCKETS;
+uint64_t clb_order_start(clb_sampler_t *s, int with_mass, uint32_t limit) {
+    memset(s->mass, 0, CLB_BUCKETS * sizeof *s->mass);
+    for (uint32_t i = s->vocab; i < s->padded; i++) s->bucket[i] = CLB_NO_BUCKET;
+    s->current = CLB_NO_BUCKET;
+    return s->model->kernels.spread(s->x, s->vocab, s->t, s->max, limit, s->bucket, with_mass ? s->mass : NULL);
 }
 
-/* sorted = the members of bucket b, ids ascending; whole lines without any are skipped. */
-static void collect(clb_sampler_t *s, uint32_t b) {
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < s->padded; i += LANES) {
-        int hit = 0;
-        for (uint32_t j = i; j < i + LANES; j++) hit |= s->bucket[j] == b;
-        if (!hit) continue;
-        for (uint32_t j = i; j < i + LANES; j++)
-            if (s->bucket[j] == b) s->sorted[n++] = pair_of(s->v[j], j);
-    }
+/* ids = the members of the buckets [low, low + n_buckets), ascending; returns how many. */
+static uint32_t members(clb_sampler_t *s, uint32_t low, uint32_t n_buckets) {
+    return s->model->kernels.members(s->bucket, s->padded, low, n_buckets, s->ids);
+}
+
+uint32_t clb_count_below(clb_sampler_t *s, uint32_t limit) {
+    uint32_t n = members(s, 0, limit);
+    memset(s->count, 0, limit * sizeof *s->count);
+    for (uint32_t i = 0; i < n; i++) s->count[s->bucket[s->ids[i]]]++;
+    return n;
+}
+
+/* weight = that of the i-th of n ids */
+static void weigh(clb_sampler_t *s, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++) s->value[i] = s->x[s->ids[i]] / s->t;
+    s->model->kernels.weigh(s->value, n, s->max, s->least, s->weight);
+}
+
+void clb_mass_below(clb_sampler_t *s, uint32_t limit) {
+    uint32_t n = members(s, 0, limit);
+    weigh(s, n);
+    memset(s->mass, 0, CLB_BUCKETS * sizeof *s->mass);
+    for (uint32_t i = 0; i < n; i++) s->mass[s->bucket[s->ids[i]]] += s->weight[i];
+    s->current = CLB_NO_BUCKET;
 }
 
 void clb_order_bucket(clb_sampler_t *s, uint32_t b) {
     if (b == s->current) return;
-    collect(s, b);
-    sort_pairs(s->sorted, s->spare, s->count[b]);
+    uint32_t n = members(s, b, 1);
+    for (uint32_t i = 0; i < n; i++) s->pairs[i] = pair_of(s->x[s->ids[i]] / s->t, s->ids[i]);
+    sort_pairs(s->pairs, s->weight, n);
+    for (uint32_t i = 0; i < n; i++) s->ids[i] = (uint32_t)s->pairs[i];
+    weigh(s, n);
     s->current = b;
 }

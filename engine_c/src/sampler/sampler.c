@@ -33,30 +33,31 @@
 static const float GREEDY_BELOW = 1e-5f;
 
 uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base) {
-    enum { V, P, BUCKET, SORTED, SPARE, COUNT, MASS, ARRAYS };
+    enum { OWN, SEEN, IDS, BUCKET, PAIRS, WEIGHT, COUNT, MASS, ARRAYS };
     uint64_t padded = ((uint64_t)vocab + 15) / 16 * 16, at[ARRAYS + 1] = {0};
     const uint64_t bytes[ARRAYS] = {
-        [V] = padded * sizeof *s->v,           [P] = padded * sizeof *s->p,
-        [BUCKET] = padded * sizeof *s->bucket, [SORTED] = padded * sizeof *s->sorted,
-        [SPARE] = padded * sizeof *s->spare,   [COUNT] = CLB_BUCKETS * sizeof *s->count,
-        [MASS] = CLB_BUCKETS * sizeof *s->mass};
+        [OWN] = padded * sizeof *s->own,       [SEEN] = padded * sizeof *s->seen,
+        [IDS] = padded * sizeof *s->ids,       [BUCKET] = padded * sizeof *s->bucket,
+        [PAIRS] = padded * sizeof *s->pairs,   [WEIGHT] = padded * sizeof *s->weight,
+        [COUNT] = CLB_BUCKETS * sizeof *s->count, [MASS] = CLB_BUCKETS * sizeof *s->mass};
     for (int i = 0; i < ARRAYS; i++) at[i + 1] = at[i] + (bytes[i] + 63) / 64 * 64;
     if (!base) return at[ARRAYS];
     char *memory = base;
     s->vocab = vocab;
     s->padded = (uint32_t)padded;
-    s->v = (void *)(memory + at[V]);
-    s->p = (void *)(memory + at[P]);
-    s->seen = (void *)(memory + at[P]);
+    s->own = (void *)(memory + at[OWN]);
+    s->seen = (void *)(memory + at[SEEN]);
+    s->value = (void *)(memory + at[SEEN]);
     s->bucket = (void *)(memory + at[BUCKET]);
-    s->sorted = (void *)(memory + at[SORTED]);
-    s->spare = (void *)(memory + at[SPARE]);
+    s->ids = (void *)(memory + at[IDS]);
+    s->pairs = (void *)(memory + at[PAIRS]);
+    s->weight = (void *)(memory + at[WEIGHT]);
     s->count = (void *)(memory + at[COUNT]);
     s->mass = (void *)(memory + at[MASS]);
     return at[ARRAYS];
 }
 
-static colibri_status_t check_model(const colibri_model_t *model, colibri_error_t *err) {
+colibri_status_t clb_sampler_model_check(const colibri_model_t *model, colibri_error_t *err) {
     if (!model) return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "model is NULL");
     if (model->magic != CLB_MODEL_MAGIC)
         return clb_fail(err, COLIBRI_INVALID_ARGUMENT, "model is not a handle of colibri_init");
@@ -69,7 +70,7 @@ static colibri_status_t check_results(const float *logits, const colibri_sample_
 }
 
 colibri_status_t colibri_sample_size(const colibri_model_t *model, uint64_t *bytes) {
-    colibri_status_t status = check_model(model, NULL);
+    colibri_status_t status = clb_sampler_model_check(model, NULL);
     if (status || !bytes) return COLIBRI_INVALID_ARGUMENT;
     *bytes = clb_sampler_layout(NULL, model->g.vocab, NULL);
     return COLIBRI_OK;
@@ -82,13 +83,13 @@ static colibri_status_t choose(clb_sampler_t *s, const float *logits, float *max
     colibri_status_t status = clb_logits_max(s->model, logits, max, err);
     if (status) return status;
     if (greedy && clb_sampling_plain(&s->in)) {
-        *token = clb_argmax(logits, s->vocab, *max);
+        *token = clb_argmax(&s->model->kernels, logits, s->vocab, *max);
         return COLIBRI_OK;
     }
     if (greedy) s->in.temperature = 1.0f;
-    status = clb_adjust(s, logits, err);
+    status = clb_adjust(s, logits, *max, err);
     if (status) return status;
-    *token = greedy ? clb_argmax(s->v, s->vocab, s->max) : clb_draw(s);
+    *token = greedy ? clb_argmax(&s->model->kernels, s->x, s->vocab, s->max) : clb_draw(s);
     return COLIBRI_OK;
 }
 
@@ -107,7 +108,7 @@ static colibri_status_t sample_checked(clb_sampler_t *s, const float *logits, co
 
 colibri_status_t colibri_sample(const colibri_model_t *model, const colibri_sampling_t *sampling, const float *logits,
                                 colibri_buffer_t *scratch, colibri_sample_t *sample, colibri_error_t *err) {
-    colibri_status_t status = check_model(model, err);
+    colibri_status_t status = clb_sampler_model_check(model, err);
     if (status) return status;
     if ((status = check_results(logits, sample, err))) return status;
     clb_sampler_t s = {.model = model};
@@ -125,7 +126,7 @@ colibri_status_t colibri_sample(const colibri_model_t *model, const colibri_samp
 
 colibri_status_t colibri_score(const colibri_model_t *model, const float *logits, uint32_t token, uint32_t n_logprobs,
                                colibri_sample_t *sample, colibri_error_t *err) {
-    colibri_status_t status = check_model(model, err);
+    colibri_status_t status = clb_sampler_model_check(model, err);
     if (status) return status;
     if ((status = check_results(logits, sample, err))) return status;
     if (token >= model->g.vocab)

@@ -5,56 +5,55 @@
 #include "../base/fp.h"
 #include "../model/model.h"
 
-/* Bucket b holds the values whose distance from the maximum is in [b/64, (b+1)/64), the last one everything farther
- * away, -inf and padding too: all of weight 0. A bucket is a monotone function of the value, so all of bucket b come
- * before all of bucket b + 1 in the order (value descending, id ascending). */
-enum { CLB_BUCKETS = 2048, CLB_BUCKETS_PER_UNIT = 64 };
-
-/* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. */
+/* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. Of the buckets (kernels.h) all of
+ * bucket b come before all of bucket b + 1 in the order (value descending, id ascending). */
 typedef struct clb_sampler {
     const struct colibri_model *model;
-    colibri_sampling_t in;  /* defaults filled in */
+    colibri_sampling_t in; /* defaults filled in */
     uint32_t vocab, padded; /* V = padded */
-    float max;              /* largest of v */
-    float *v;               /* [V] adjusted logits, -inf = excluded; padding is -inf */
-    float *p;               /* [V] exp(v - max); 0 where -inf and where min-p removed the token */
-    uint32_t *seen;         /* [V] the same memory as p: counters of the penalties, before p exists */
-    uint16_t *bucket;       /* [V] */
-    uint32_t *count;        /* [CLB_BUCKETS] members of each bucket */
-    uint64_t *mass;         /* [CLB_BUCKETS] sum of their weights, see clb_weight */
-    uint64_t *sorted;       /* [V] the members of bucket `current` in order: key << 32 | id */
-    uint64_t *spare;        /* [V] */
-    uint32_t current;       /* CLB_BUCKETS = none */
+    const float *x;         /* [vocab] the logits after steps 1 to 4: the caller's or `own`; value i is x[i] / t */
+    float t, max;           /* temperature, largest value */
+    float *own;             /* [V] */
+    uint32_t *seen;         /* [V] counters of the penalties */
+    uint16_t *bucket;       /* [V] of value i; CLB_NO_BUCKET where padding */
+    uint32_t *count;        /* [CLB_BUCKETS] members of each bucket, see clb_count_below */
+    uint64_t *mass;         /* [CLB_BUCKETS] sum of their weights */
+    uint32_t known;         /* mass[] holds for the buckets below it */
+    float least;            /* a smaller p has weight 0 (min-p) */
+    uint32_t *ids;          /* [V] the members of some buckets, and of each its */
+    float *value;           /* [V] value; the same memory as seen */
+    uint64_t *weight;       /* [V] weight */
+    uint64_t *pairs;        /* [V] what is sorted: key << 32 | id */
+    uint32_t current;       /* the bucket whose members are there in order; CLB_NO_BUCKET = none */
 } clb_sampler_t;
-
-/* p in units of 2^-39, rounded to nearest even: sums over any vocabulary (<= 2^24) are exact in 64 bits, so no order
- * of summation is needed. p in [0, 1]. */
-static inline uint64_t clb_weight(float p) {
-    return clb_bits64((double)p * 0x1p39 + 0x1p52) & 0x000fffffffffffffu;
-}
+enum { CLB_NO_BUCKET = 0xffff };
 
 /* Lays the arrays out at `base` (64-byte aligned, or NULL) and returns their total size in bytes. */
 uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base);
 
+colibri_status_t clb_sampler_model_check(const colibri_model_t *model, colibri_error_t *err);
 /* Copies *sampling into *in, fills in defaults and checks everything that does not need the logits. */
 colibri_status_t clb_sampling_check(const colibri_sampling_t *sampling, uint32_t vocab, colibri_sampling_t *in,
                                     colibri_error_t *err);
 /* Does the request leave the order of the logits as it is: no mask, bias or penalty? */
 int clb_sampling_plain(const colibri_sampling_t *in);
 
-/* v = the logits after mask, bias, penalties and temperature; sets max. NON_FINITE if a value became NaN or +inf,
- * NO_TOKEN if all are -inf. */
-colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, colibri_error_t *err);
-/* Lowest id with x[id] == max, which occurs in x[n]. */
-uint32_t clb_argmax(const float *x, uint32_t n, float max);
+/* Sets x, t and max: the logits after mask, bias, penalties and temperature; raw_max is the logits'. NON_FINITE if a
+ * value became NaN or +inf, NO_TOKEN if all are -inf. */
+colibri_status_t clb_adjust(clb_sampler_t *s, const float *logits, float raw_max, colibri_error_t *err);
+/* Lowest id with x[id] == max, which occurs in x[n] and is not -0. */
+uint32_t clb_argmax(const clb_kernels_t *kernels, const float *x, uint32_t n, float max);
 
-/* Fills bucket[] and count[] from v. */
-void clb_order_start(clb_sampler_t *s);
-/* Makes `sorted` the members of bucket b, count[b] of them. */
+/* Fills bucket[]; with mass[] filled for the buckets below limit, returns the sum of all weights. */
+uint64_t clb_order_start(clb_sampler_t *s, int with_mass, uint32_t limit);
+/* Fills count[] for the buckets below limit; returns their members. */
+uint32_t clb_count_below(clb_sampler_t *s, uint32_t limit);
+/* Fills mass[] for the buckets below limit, of tokens with p >= s->least; that of others is 0. */
+void clb_mass_below(clb_sampler_t *s, uint32_t limit);
+/* Makes `ids` and `weight` the members of bucket b, in order. */
 void clb_order_bucket(clb_sampler_t *s, uint32_t b);
-static inline uint32_t clb_order_id(const clb_sampler_t *s, uint32_t i) { return (uint32_t)s->sorted[i]; }
 
-/* The token drawn from v by top-k, top-p, min-p and (seed, position). */
+/* The token drawn by top-k, top-p, min-p and (seed, position). */
 uint32_t clb_draw(clb_sampler_t *s);
 void clb_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 

@@ -117,7 +117,7 @@ def test_program_links_with_nothing_else(library_dir: Path, tmp_path: Path, link
     program = tmp_path / "program"
     run("cc", "-std=c11", f"-I{HEADER.parent}", str(source), *(str(library_dir / name) for name in link),
         f"-Wl,-rpath,{library_dir}", "-o", str(program))  # fmt: skip
-    assert run(str(program)).split() == [header_version(), "10000"]
+    assert run(str(program)).split() == [header_version(), "10001"]
 
 
 # ---- headers ---------------------------------------------------------------------------------------------------------

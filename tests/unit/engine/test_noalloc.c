@@ -48,7 +48,10 @@ static colibri_status_t draw(micro_t *m) {
                               .n_logprobs = 5};
     colibri_sample_t drawn = {.struct_size = sizeof drawn};
     colibri_status_t status = colibri_sample(m->model, &how, m->output.ptr, &m->scratch, &drawn, NULL);
-    return status ? status : colibri_score(m->model, m->output.ptr, drawn.token, 3, &drawn, NULL);
+    if (!status) status = colibri_score(m->model, m->output.ptr, drawn.token, 3, &drawn, NULL);
+    colibri_draw_t row = {.struct_size = sizeof row, .sampling = &how, .logits = m->output.ptr, .sample = &drawn};
+    if (!status) status = colibri_sample_rows(m->model, &row, 1, &m->scratch, NULL);
+    return status ? status : (colibri_status_t)row.status;
 }
 
 /* Everything a decoding host repeats. */

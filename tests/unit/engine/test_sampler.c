@@ -2,6 +2,7 @@
 #include "base/fp.h"
 #include "base/fpenv.h"
 #include "cpu/features.h"
+#include "host/pool.h"
 #include "sampler/sampler.h"
 #include "test.h"
 #include <float.h>
@@ -196,7 +197,10 @@ static void check_logprobs(const colibri_sampling_t *in, const colibri_sample_t 
     }
 }
 
+static uint32_t any_isa(void) { return COLIBRI_ISA_REF + below(clb_cpu_best_isa() - COLIBRI_ISA_REF + 1); }
+
 static void compare_once(uint32_t vocab) {
+    clb_kernels_fill(&model.kernels, any_isa());
     colibri_sampling_t in = random_request(vocab);
     colibri_sample_t out;
     int64_t want = plain_sample(&in);
@@ -233,9 +237,11 @@ static void large_vocabulary(void) {
 
 /* Every instruction set this machine has: the same bytes. */
 static void instruction_sets(void) {
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 400; i++) {
         uint32_t vocab = 1 + below(3000);
-        for (uint32_t id = 0; id < vocab; id++) logits[id] = 4 * normal();
+        uint32_t shape = below(8);
+        for (uint32_t id = 0; id < vocab; id++) logits[id] = logit_of(shape, id);
+        if (below(8) == 0) logits[below(vocab)] = below(2) ? NAN : -INFINITY;
         colibri_sampling_t in = random_request(vocab);
         in.want_logprob = 1, in.n_logprobs = 5;
         colibri_sample_t first, other;
@@ -248,6 +254,95 @@ static void instruction_sets(void) {
             CHECK(draw(&in, &other) == status && !memcmp(&first, &other, sizeof first));
         }
     }
+}
+
+/* ---- many rows ----------------------------------------------------------------------------------------------- */
+
+enum { ROWS = 23, ROW_VOCAB = 700, LANES = 4 };
+typedef struct row {
+    colibri_sampling_t in;
+    colibri_sample_t alone, together;
+    colibri_error_t err_alone, err_together;
+    colibri_status_t status;
+    float logits[ROW_VOCAB];
+    uint32_t mask[ROW_VOCAB / 32 + 1], history[2][TOKENS], bias_ids[TOKENS];
+    float bias[TOKENS];
+} row_t;
+static row_t rows[ROWS];
+static colibri_draw_t draws[ROWS];
+
+/* A request of its own, some of which fail, and what colibri_sample makes of it. */
+static void random_row(row_t *r) {
+    uint32_t shape = below(8);
+    for (uint32_t id = 0; id < ROW_VOCAB; id++) r->logits[id] = logit_of(shape, id);
+    if (below(5) == 0) r->logits[below(ROW_VOCAB)] = below(2) ? NAN : -INFINITY;
+    r->in = random_request(ROW_VOCAB);
+    if (below(9) == 0) r->in.top_p = 2;
+    memcpy(r->history, history, sizeof history), memcpy(r->bias_ids, bias_ids, sizeof bias_ids);
+    memcpy(r->bias, bias, sizeof bias), memcpy(r->mask, mask, sizeof r->mask);
+    r->in.prompt = r->history[0], r->in.generated = r->history[1];
+    r->in.bias_ids = r->bias_ids, r->in.bias = r->bias;
+    if (r->in.allowed) r->in.allowed = r->mask;
+    r->alone = r->together = (colibri_sample_t){.struct_size = sizeof r->alone};
+    r->err_alone = r->err_together = (colibri_error_t){.struct_size = sizeof r->err_alone};
+    r->status = colibri_sample(&model, &r->in, r->logits, &scratch, &r->alone, &r->err_alone);
+}
+
+static void check_rows(uint32_t n) {
+    CHECK(colibri_sample_rows(&model, draws, n, &scratch, NULL) == COLIBRI_OK && scratch.ref_count == 3);
+    for (uint32_t i = 0; i < n; i++) {
+        row_t *r = &rows[i];
+        CHECK(draws[i].status == (int32_t)r->status && !memcmp(&r->alone, &r->together, sizeof r->alone));
+        CHECK(!memcmp(&r->err_alone, &r->err_together, sizeof r->err_alone));
+    }
+}
+
+/* Whatever the threads, the lanes there is scratch for and the instruction set: what each row gives alone. */
+static void rows_are_as_alone(void) {
+    use_model(ROW_VOCAB, COLIBRI_ISA_REF);
+    uint64_t one = scratch.size;
+    free(scratch.ptr);
+    scratch.ptr = aligned_alloc(64, LANES * one);
+    for (uint32_t threads = 1; threads <= LANES; threads++) {
+        colibri_pool_t *pool;
+        CHECK(!colibri_pool_create(threads, 0, &pool));
+        model.config.parallel_for = threads % 2 ? NULL : colibri_pool_run, model.config.parallel_ctx = pool;
+        if (threads == 3) model.config.parallel_for = colibri_pool_run;
+        model.config.threads = threads;
+        for (int i = 0; i < 60; i++) {
+            clb_kernels_fill(&model.kernels, any_isa());
+            scratch.size = one * (1 + below(LANES));
+            for (int j = 0; j < ROWS; j++) {
+                random_row(&rows[j]);
+                draws[j] = (colibri_draw_t){sizeof *draws, 99, &rows[j].in, rows[j].logits, &rows[j].together,
+                                            &rows[j].err_together};
+            }
+            clb_kernels_fill(&model.kernels, any_isa());
+            check_rows(1 + below(ROWS));
+        }
+        colibri_pool_destroy(pool);
+    }
+}
+
+static void rows_misused(void) {
+    colibri_sampling_t in = {.struct_size = sizeof in};
+    colibri_sample_t out = {.struct_size = sizeof out};
+    colibri_error_t e = {.struct_size = sizeof e};
+    use_model(64, COLIBRI_ISA_REF);
+    for (int i = 0; i < 64; i++) logits[i] = (float)i;
+    colibri_draw_t d = {.struct_size = sizeof d, .sampling = &in, .logits = logits, .sample = &out};
+    CHECK(colibri_sample_rows(NULL, &d, 1, &scratch, &e) == COLIBRI_INVALID_ARGUMENT && strstr(e.message, "model"));
+    CHECK(colibri_sample_rows(&model, NULL, 1, &scratch, &e) == COLIBRI_INVALID_ARGUMENT && strstr(e.message, "draws"));
+    CHECK(colibri_sample_rows(&model, NULL, 0, NULL, &e) == COLIBRI_OK); /* nothing to do */
+    CHECK(colibri_sample_rows(&model, &d, 1, NULL, &e) == COLIBRI_INVALID_ARGUMENT && strstr(e.message, "scratch"));
+    scratch.size--;
+    CHECK(colibri_sample_rows(&model, &d, 1, &scratch, &e) == COLIBRI_BUFFER_TOO_SMALL);
+    scratch.size++, d.struct_size--;
+    CHECK(colibri_sample_rows(&model, &d, 1, &scratch, &e) == COLIBRI_STRUCT_SIZE);
+    d.struct_size++;
+    CHECK(colibri_sample_rows(&model, &d, 1, &scratch, &e) == COLIBRI_OK && d.status == COLIBRI_OK && out.token == 63);
+    d.logits = NULL; /* this row's own failure */
+    CHECK(colibri_sample_rows(&model, &d, 1, &scratch, &e) == COLIBRI_OK && d.status == COLIBRI_INVALID_ARGUMENT);
 }
 
 /* ---- single properties --------------------------------------------------------------------------------------- */
@@ -506,7 +601,8 @@ static void bad_pointers(void) {
 int main(void) {
     void (*const all[])(void) = {philox,      weights,    against_definition, large_vocabulary, instruction_sets,
                                  frequencies, greedy_ties, noise,             host_environment, score,
-                                 bad_numbers, bad_lists,  bad_values,         bad_logits,       bad_pointers};
+                                 bad_numbers, bad_lists,  bad_values,         bad_logits,       bad_pointers,
+                                 rows_are_as_alone, rows_misused};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) all[i]();
     free(scratch.ptr);
     return report();

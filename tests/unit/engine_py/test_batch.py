@@ -85,6 +85,18 @@ def test_lanes_together_draw_what_each_draws_alone(engine: Engine, arena: KvAren
         assert lanes[i].tokens.tolist() == [*PROMPT[: i + 2], *ids(tokens)]
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_draw_what_one_draws(folder: Path, engine: Engine, threads: int) -> None:
+    with Engine.open(folder, threads, slab_tokens=SLAB, max_sequences=8) as several:
+        arena = several.arena(40)
+        lanes = [lane(several, arena, PROMPT[: i + 2], 12, id=i + 1, logprobs=3, **how) for i, how in enumerate(HOW)]
+        found = drawn(Batch(several, arena, 8), *lanes, count=12)
+    arena = engine.arena(40)
+    alone = [lane(engine, arena, PROMPT[: i + 2], 12, id=i + 1, logprobs=3, **how) for i, how in enumerate(HOW)]
+    batch = Batch(engine, arena, 1)
+    assert found == [drawn(batch, one, count=12)[0] for one in alone]
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 7])
 def test_chunks_give_nothing_until_the_last(engine: Engine, arena: KvArena, batch: Batch, chunk: int) -> None:
     one = lane(engine, arena)

@@ -79,23 +79,30 @@ void clb_avx2_add(const float *x, uint32_t n, float *acc) {
         store_n(acc + i, n - i, _mm256_add_ps(load_n(acc + i, n - i), load_n(x + i, n - i)));
 }
 
+/* the largest value so far, and the largest as a magnitude's bits: NaN and infinity are the greatest there */
+typedef struct extent { __m256 most; __m256i bits; } extent_t;
+CLB_INLINE void extend(extent_t *e, __m256 v) {
+    e->most = _mm256_max_ps(v, e->most); /* a NaN leaves it */
+    e->bits = _mm256_max_epi32(e->bits, _mm256_and_si256(_mm256_castps_si256(v), _mm256_set1_epi32(INT32_MAX)));
+}
+
 int clb_avx2_finite_max(const float *x, uint32_t n, float *m) {
-    __m256 best = _mm256_set1_ps(-CLB_INF);
-    __m256i bad = _mm256_setzero_si256();
+    extent_t e[4];
+    for (int j = 0; j < 4; j++) e[j] = (extent_t){_mm256_set1_ps(-CLB_INF), _mm256_setzero_si256()};
     uint32_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        __m256 v = _mm256_loadu_ps(x + i);
-        bad = _mm256_or_si256(bad, not_finite(v));
-        best = _mm256_max_ps(v, best);
+    for (; i + 32 <= n; i += 32) {
+        CLB_UNROLL
+        for (int j = 0; j < 4; j++) extend(&e[j], _mm256_loadu_ps(x + i + 8 * j));
     }
-    if (i < n) {
-        __m256 v = load_n(x + i, n - i);
-        bad = _mm256_or_si256(bad, not_finite(v));
-        v = _mm256_blendv_ps(_mm256_set1_ps(-CLB_INF), v, _mm256_castsi256_ps(mask8(n - i)));
-        best = _mm256_max_ps(v, best);
+    for (; i + 8 <= n; i += 8) extend(&e[0], _mm256_loadu_ps(x + i));
+    if (i < n)
+        extend(&e[1], _mm256_blendv_ps(_mm256_set1_ps(x[i]), load_n(x + i, n - i), _mm256_castsi256_ps(mask8(n - i))));
+    for (int j = 1; j < 4; j++) {
+        e[0].most = _mm256_max_ps(e[0].most, e[j].most);
+        e[0].bits = _mm256_max_epi32(e[0].bits, e[j].bits);
     }
-    *m = max_lane(best) + 0.0f; /* -0 becomes +0: which zero came first is not a lane's business */
-    return -!_mm256_testz_si256(bad, bad);
+    *m = max_lane(e[0].most) + 0.0f; /* -0 becomes +0: which zero came first is not a lane's business */
+    return -(max_lane_epi32(e[0].bits) > 0x7f7fffff);
 }
 
 /* l[0], l[1] += the first n of 8 exp(x - m), in double */

@@ -71,17 +71,29 @@ void clb_avx512_add(const float *x, uint32_t n, float *acc) {
         store16_n(acc + i, n - i, _mm512_add_ps(load16_n(acc + i, n - i), load16_n(x + i, n - i)));
 }
 
+/* the largest value so far, and the largest as a magnitude's bits: NaN and infinity are the greatest there */
+typedef struct extent { __m512 most; __m512i bits; } extent_t;
+CLB_INLINE void extend(extent_t *e, __m512 v) {
+    e->most = _mm512_max_ps(v, e->most); /* a NaN leaves it */
+    e->bits = _mm512_max_epi32(e->bits, _mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(INT32_MAX)));
+}
+
 int clb_avx512_finite_max(const float *x, uint32_t n, float *m) {
-    __m512 best = _mm512_set1_ps(-CLB_INF);
-    unsigned bad = 0;
-    for (uint32_t i = 0; i < n; i += 16) {
-        __m512 v = load16_n(x + i, n - i);
-        bad |= not_finite16(v);
-        if (n - i < 16) v = _mm512_mask_blend_ps(mask16(n - i), _mm512_set1_ps(-CLB_INF), v);
-        best = _mm512_max_ps(v, best);
+    extent_t e[4];
+    for (int j = 0; j < 4; j++) e[j] = (extent_t){_mm512_set1_ps(-CLB_INF), _mm512_setzero_si512()};
+    uint32_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        CLB_UNROLL
+        for (int j = 0; j < 4; j++) extend(&e[j], _mm512_loadu_ps(x + i + 16 * j));
     }
-    *m = max_lane16(best) + 0.0f; /* -0 becomes +0: which zero came first is not a lane's business */
-    return -(bad != 0);
+    for (; i + 16 <= n; i += 16) extend(&e[0], _mm512_loadu_ps(x + i));
+    if (i < n) extend(&e[1], _mm512_mask_blend_ps(mask16(n - i), _mm512_set1_ps(x[i]), load16_n(x + i, n - i)));
+    for (int j = 1; j < 4; j++) {
+        e[0].most = _mm512_max_ps(e[0].most, e[j].most);
+        e[0].bits = _mm512_max_epi32(e[0].bits, e[j].bits);
+    }
+    *m = max_lane16(e[0].most) + 0.0f; /* -0 becomes +0: which zero came first is not a lane's business */
+    return -(_mm512_cmpgt_epi32_mask(e[0].bits, _mm512_set1_epi32(0x7f7fffff)) != 0);
 }
 
 double clb_avx512_exp_sum(const float *x, uint32_t n, float m) {
