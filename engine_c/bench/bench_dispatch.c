@@ -53,16 +53,14 @@ static clb_act_t acts(uint32_t n) {
 /* part[r] = expert e of x's first `rows` rows */
 static void expert(bench_t *b, uint32_t e, const clb_act_t *x, uint32_t rows) {
     float gate[ROWS * 32], up[ROWS * 32];
-    for (uint32_t p = 0; p < b->inter / CLB_PANEL; p++) {
-        uint32_t half = p % 2 * CLB_PANEL;
-        b->k.gemm[CLB_FMT_q4](b->gate[e] + p * b->into, x->nb, x, 0, rows, gate + half, 32);
-        b->k.gemm[CLB_FMT_q4](b->up[e] + p * b->into, x->nb, x, 0, rows, up + half, 32);
-        if (!half) continue;
+    for (uint32_t p = 0; p < b->inter / CLB_PANEL; p += 2) {
+        b->k.gemm[CLB_FMT_q4](&(clb_panels_t){b->gate[e] + p * b->into, b->into, 2, x->nb}, x, 0, rows, gate, 32);
+        b->k.gemm[CLB_FMT_q4](&(clb_panels_t){b->up[e] + p * b->into, b->into, 2, x->nb}, x, 0, rows, up, 32);
         b->k.silu_mul(gate, up, rows * 32);
         for (uint32_t r = 0; r < rows; r++) b->k.pack[CLB_ACT_Q8](gate + r * 32, 32, &b->mid, p / 2, r);
     }
-    for (uint32_t p = 0; p < b->hidden / CLB_PANEL; p++)
-        b->k.gemm[CLB_FMT_q4](b->down[e] + p * b->out, b->mid.nb, &b->mid, 0, rows, b->part + p * CLB_PANEL, b->hidden);
+    clb_panels_t down = {b->down[e], b->out, b->hidden / CLB_PANEL, b->mid.nb};
+    b->k.gemm[CLB_FMT_q4](&down, &b->mid, 0, rows, b->part, b->hidden);
 }
 
 static uint32_t gather(bench_t *b, uint32_t e, uint32_t rows) {

@@ -56,9 +56,8 @@ typedef struct gemm {
 
 static void run_gemm(void *arg) {
     gemm_t *g = arg;
-    for (uint32_t p = 0; p < PANELS; p++)
-        kernels.gemm[g->format](g->w + p * g->stride, g->act.nb, &g->act, 0, g->rows, g->y + p * CLB_PANEL,
-                                PANELS * CLB_PANEL);
+    clb_panels_t w = {g->w, g->stride, PANELS, g->act.nb};
+    kernels.gemm[g->format](&w, &g->act, 0, g->rows, g->y, PANELS * CLB_PANEL);
 }
 static void run_pack(void *arg) {
     gemm_t *g = arg;

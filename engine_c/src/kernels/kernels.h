@@ -24,13 +24,22 @@ typedef struct clb_act {
     uint32_t nb;
 } clb_act_t;
 
-/* y[r * ldy + lane] = sum over k of w[lane][k] * x[row0 + r][k], for r in [0, rows) and 16 lanes.
+/* n panels of one matrix, `stride` bytes apart, each [nb] blocks of 16 rows and 32 k. */
+typedef struct clb_panels {
+    const void *data;
+    size_t stride;
+    uint32_t n, nb;
+} clb_panels_t;
+static inline const uint8_t *clb_panel_at(const clb_panels_t *w, uint32_t p) {
+    return (const uint8_t *)w->data + p * w->stride;
+}
+
+/* y[r * ldy + i] = sum over k of w[i][k] * x[row0 + r][k], for r in [0, rows) and the 16 n rows i of the panels.
  *   float formats: per block of 32, sum = fma(w, x, sum) for k ascending, padding included, sum starting at +0; then
  *     acc = acc + sum, blocks ascending, acc starting at +0. One chain over all of k loses enough
  *     accuracy to flip a near tie of the router in the golden texts; a sum per block does not, and its chains overlap.)
  *   q8, q4: per block, i = exact integer dot of w and q; acc = fma((float)i, w_scale * d, acc), blocks ascending. */
-typedef void clb_gemm_fn(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                         size_t ldy);
+typedef void clb_gemm_fn(const clb_panels_t *w, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, size_t ldy);
 
 /* Packs x[n] into row `row`, from block `block0` on; the tail of the last block is zero.
  * Q8 block: a = max |x| compared as bits; a not finite: d = NaN, q = 0, s = 0; a < 2^-100: d = 0, q = 0, s = 0;

@@ -44,37 +44,34 @@ static void gather_chunk(clb_step_t *st, const void *arg, uint32_t i, clb_lane_t
         gather_row(&st->in.kind[kind], st->source[b->first + r], &to, r, cell);
 }
 
-/* How the active experts' outputs are cut: each bucket has `chunks` chunks of `per` units (panels or panel pairs). */
+/* How the active experts' outputs are cut: each bucket has `chunks` chunks of `per` pairs of panels. */
 typedef struct split {
     const clb_layer_t *layer;
-    uint32_t units, per, chunks;
+    uint32_t pairs, per, chunks;
 } split_t;
 
-static split_t cut(const clb_step_t *st, const clb_layer_t *layer, uint32_t units, size_t stride) {
-    split_t s = {layer, units, clb_panels_per_chunk(st, units * st->n_buckets, stride), 0};
-    s.chunks = (units + s.per - 1) / s.per;
+static split_t cut(const clb_step_t *st, const clb_layer_t *layer, uint32_t pairs, size_t bytes) {
+    split_t s = {layer, pairs, clb_pairs_per_chunk(st, pairs * st->n_buckets, bytes), 0};
+    s.chunks = (pairs + s.per - 1) / s.per;
     return s;
 }
 
-/* The bucket of a chunk and its units [*from, *to). */
+/* The bucket of a chunk and its pairs [*from, *to). */
 static const clb_bucket_t *locate(const clb_step_t *st, const split_t *s, uint32_t chunk, uint32_t *from,
                                   uint32_t *to) {
     *from = chunk % s->chunks * s->per;
-    *to = *from + s->per < s->units ? *from + s->per : s->units;
+    *to = *from + s->per < s->pairs ? *from + s->per : s->pairs;
     return &st->buckets[chunk / s->chunks];
 }
 
 /* 32 outputs of gate or up for `rows` rows: tile [rows][32]; a missing second panel is zero. */
 static void half_tile(const clb_step_t *st, const clb_matrix_t *w, const uint8_t *expert, const clb_act_t *x,
                       uint32_t pair, uint32_t r0, uint32_t rows, float *tile) {
-    for (uint32_t half = 0; half < 2; half++) {
-        uint32_t panel = pair * 2 + half;
-        if (panel < w->panels)
-            st->m->kernels.gemm[w->format_id](expert + w->offset + panel * w->stride, w->nb, x, r0, rows,
-                                              tile + half * CLB_PANEL, 32);
-        else
-            for (uint32_t r = 0; r < rows; r++) memset(tile + r * 32 + CLB_PANEL, 0, CLB_PANEL * sizeof *tile);
-    }
+    uint32_t from = pair * 2, to = from + 2 < w->panels ? from + 2 : w->panels;
+    clb_panels_t part = clb_part(w, expert + w->offset, from, to);
+    st->m->kernels.gemm[w->format_id](&part, x, r0, rows, tile, 2 * CLB_PANEL);
+    if (to - from < 2)
+        for (uint32_t r = 0; r < rows; r++) memset(tile + r * 32 + CLB_PANEL, 0, CLB_PANEL * sizeof *tile);
 }
 
 static void gate_up_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane_t *lane) {
@@ -101,12 +98,12 @@ static void down_chunk(clb_step_t *st, const void *arg, uint32_t chunk, clb_lane
     uint32_t from, to;
     const clb_bucket_t *b = locate(st, s, chunk, &from, &to);
     clb_act_t x = area(st, &st->act, w->format->act, b);
-    for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE)
-        for (uint32_t panel = from; panel < to; panel++) {
-            uint32_t rows = b->rows - r0 < CLB_ROW_TILE ? b->rows - r0 : CLB_ROW_TILE;
-            float *y = st->down + (size_t)(b->first + r0) * st->ldh + panel * CLB_PANEL;
-            st->m->kernels.gemm[w->format_id](b->data + w->offset + panel * w->stride, w->nb, &x, r0, rows, y, st->ldh);
-        }
+    clb_panels_t part = clb_part(w, b->data + w->offset, from * 2, to * 2 < w->panels ? to * 2 : w->panels);
+    for (uint32_t r0 = 0; r0 < b->rows; r0 += CLB_ROW_TILE) {
+        uint32_t rows = b->rows - r0 < CLB_ROW_TILE ? b->rows - r0 : CLB_ROW_TILE;
+        float *y = st->down + (size_t)(b->first + r0) * st->ldh + from * 2 * CLB_PANEL;
+        st->m->kernels.gemm[w->format_id](&part, &x, r0, rows, y, st->ldh);
+    }
 }
 
 /* x[t] += sum over the token's experts, ascending, of weight * down. */
@@ -151,10 +148,10 @@ static int fetch(clb_step_t *st, uint32_t layer) {
 static void compute(clb_step_t *st, const clb_layer_t *l) {
     uint32_t kind = l->gate.format->act;
     split_t pairs = cut(st, l, clb_blocks(st->m->g.inter), (l->gate.stride + l->up.stride) * 2);
-    split_t panels = cut(st, l, l->down.panels, l->down.stride);
+    split_t outputs = cut(st, l, clb_pairs(l->down.panels), l->down.stride * 2);
     if (st->n_tokens > 1) clb_run(st, gather_chunk, &kind, st->n_buckets);
     clb_run(st, gate_up_chunk, &pairs, pairs.chunks * st->n_buckets);
-    clb_run(st, down_chunk, &panels, panels.chunks * st->n_buckets);
+    clb_run(st, down_chunk, &outputs, outputs.chunks * st->n_buckets);
     clb_run_rows(st, combine_chunk, NULL, st->n_tokens);
 }
 

@@ -11,7 +11,7 @@ static void table_chunk(clb_step_t *st, const void *arg, uint32_t panel, clb_lan
     clb_routing_panel(st->m, st->routing, layer, panel, lane->router);
     for (uint32_t r = 0; r < st->n_tokens; r += CLB_ROW_TILE) {
         uint32_t rows = st->n_tokens - r < CLB_ROW_TILE ? st->n_tokens - r : CLB_ROW_TILE;
-        st->m->kernels.gemm[CLB_FMT_f32](lane->router, w->nb, &st->in.kind[CLB_ACT_F32], r, rows,
+        st->m->kernels.gemm[CLB_FMT_f32](&(clb_panels_t){lane->router, 0, 1, w->nb}, &st->in.kind[CLB_ACT_F32], r, rows,
                                          st->route + (size_t)r * st->lde + panel * CLB_PANEL, st->lde);
     }
 }

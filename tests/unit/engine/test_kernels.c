@@ -8,7 +8,8 @@
 #include "../../../engine_c/src/kernels/kernels.h"
 #include "test.h"
 
-enum { MAX_N = 224, MAX_ROWS = 40, MAX_NB = 40, FEW_NB = 9, MAX_HD = 176, MAX_HEADS = 19, MAX_KEYS = 70, ROUNDS = 400 };
+enum { MAX_N = 224, MAX_HD = 176, MAX_HEADS = 19, MAX_KEYS = 70, ROUNDS = 400 };
+enum { MAX_ROWS = 80, MAX_PANELS = 5, MAX_NB = 40, FEW_NB = 9 };
 static clb_kernels_t ref, isa;
 static const char *isa_name;
 static unsigned long long seed = 88172645463325252ull;
@@ -190,7 +191,7 @@ typedef struct side { /* one packed copy of the activations */
     _Alignas(64) uint8_t q[MAX_NB * MAX_ROWS * CLB_BLOCK * 4];
     float d[MAX_NB * MAX_ROWS];
     int32_t s[MAX_NB * MAX_ROWS];
-    _Alignas(64) float y[MAX_ROWS * 24];
+    _Alignas(64) float y[MAX_ROWS * (MAX_PANELS * CLB_PANEL + 8)];
 } side_t;
 static side_t a, b;
 static clb_act_t act(side_t *s, uint32_t cap, uint32_t nb) { return (clb_act_t){s->q, s->d, s->s, cap, nb}; }
@@ -247,18 +248,19 @@ static void random_rows(const clb_format_t *f, uint32_t cap, uint32_t nb, kind_t
 }
 
 static void check_gemm(uint32_t id, uint32_t rows, kind_t values) {
-    static _Alignas(64) uint8_t panel[MAX_NB * CLB_BLOCK * CLB_PANEL * 4];
+    static _Alignas(64) uint8_t panels[MAX_PANELS * MAX_NB * CLB_BLOCK * CLB_PANEL * 4];
     const clb_format_t *f = clb_format(id);
     uint32_t nb = pick(16) ? 1 + pick(FEW_NB) : MAX_NB - pick(8), /* long enough for several spans of blocks */
              cap = rows + pick(MAX_ROWS + 1 - rows), row0 = pick(cap - rows + 1);
-    size_t ldy = CLB_PANEL + pick(8);
-    random_panel(f, nb, panel);
+    clb_panels_t w = {panels, clb_panel_stride(f, nb), 1 + pick(MAX_PANELS), nb};
+    size_t ldy = w.n * CLB_PANEL + pick(8);
+    for (uint32_t p = 0; p < w.n; p++) random_panel(f, nb, panels + p * w.stride);
     memset(&a, 0x5a, sizeof a);
     random_rows(f, cap, nb, values);
     memset(b.y, 0x5a, sizeof b.y);
     clb_act_t x = act(&a, cap, nb);
-    isa.gemm[id](panel, nb, &x, row0, rows, a.y, ldy);
-    ref.gemm[id](panel, nb, &x, row0, rows, b.y, ldy);
+    isa.gemm[id](&w, &x, row0, rows, a.y, ldy);
+    ref.gemm[id](&w, &x, row0, rows, b.y, ldy);
     SAME(f->name, same(a.y, b.y, sizeof a.y / sizeof *a.y), values);
 }
 

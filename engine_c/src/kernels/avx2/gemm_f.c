@@ -76,9 +76,10 @@ CLB_INLINE void gemm(const uint8_t *w, uint32_t nb, const clb_act_t *x, uint32_t
 }
 
 #define GEMM(name)                                                                                            \
-    void clb_avx2_gemm_##name(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, \
+    void clb_avx2_gemm_##name(const clb_panels_t *w, const clb_act_t *x, uint32_t row0, uint32_t rows,          \
                               float *y, size_t ldy) {                                                         \
-        gemm(panel, nb, x, row0, rows, y, ldy, CLB_FMT_##name);                                               \
+        for (uint32_t p = 0; p < w->n; p++)                                                                   \
+            gemm(clb_panel_at(w, p), w->nb, x, row0, rows, y + p * CLB_PANEL, ldy, CLB_FMT_##name);            \
     }
 GEMM(f32)
 GEMM(f16)

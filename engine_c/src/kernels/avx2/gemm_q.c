@@ -140,14 +140,14 @@ CLB_INLINE void gemm(const uint8_t *w, const int format, uint32_t nb, const clb_
     }
 }
 
-void clb_avx2_gemm_q8(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                      size_t ldy) {
-    gemm(panel, CLB_FMT_q8, nb, x, row0, rows, y, ldy);
-}
-void clb_avx2_gemm_q4(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                      size_t ldy) {
-    gemm(panel, CLB_FMT_q4, nb, x, row0, rows, y, ldy);
-}
+#define GEMM(f)                                                                                               \
+    void clb_avx2_gemm_##f(const clb_panels_t *w, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,   \
+                           size_t ldy) {                                                                      \
+        for (uint32_t p = 0; p < w->n; p++)                                                                   \
+            gemm(clb_panel_at(w, p), CLB_FMT_##f, w->nb, x, row0, rows, y + p * CLB_PANEL, ldy);               \
+    }
+GEMM(q8)
+GEMM(q4)
 #else
 typedef int clb_avx2_gemm_q_not_x86;
 #endif

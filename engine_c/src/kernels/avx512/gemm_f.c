@@ -65,9 +65,10 @@ CLB_INLINE void gemm(tile_fn *const *tiles, size_t bytes, const uint8_t *w, uint
 #define GEMM(f, bytes)                                                                                        \
     HEIGHTS(TILE_FN, f)                                                                                       \
     static tile_fn *const f##_tiles[TILE] = {HEIGHTS(TILE_NAME, f)}; /* by height - 1 */                      \
-    void clb_avx512_gemm_##f(const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, \
-                             float *y, size_t ldy) {                                                          \
-        gemm(f##_tiles, bytes, panel, nb, x, row0, rows, y, ldy);                                             \
+    void clb_avx512_gemm_##f(const clb_panels_t *w, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y, \
+                             size_t ldy) {                                                                    \
+        for (uint32_t p = 0; p < w->n; p++)                                                                   \
+            gemm(f##_tiles, bytes, clb_panel_at(w, p), w->nb, x, row0, rows, y + p * CLB_PANEL, ldy);          \
     }
 GEMM(f32, 2048)
 GEMM(f16, 1024)

@@ -1,4 +1,4 @@
-/* Reference GEMM over one panel: plain loops in the contract's order. A new format needs a line here only if it has a
+/* Reference GEMM, panel by panel: plain loops in the contract's order. A new format needs a line here only if it has a
  * dot product of its own; formats with float partners go through their unpack. */
 #include "../../base/fp.h"
 #include "ref.h"
@@ -19,21 +19,11 @@ static void gemm_float(const clb_format_t *f, const void *panel, uint32_t nb, co
     }
 }
 
-void clb_ref_gemm_f32(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                      size_t ldy) {
-    gemm_float(&clb_format_f32, p, nb, x, row0, rows, y, ldy);
-}
-void clb_ref_gemm_f16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                      size_t ldy) {
-    gemm_float(&clb_format_f16, p, nb, x, row0, rows, y, ldy);
-}
-void clb_ref_gemm_bf16(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                       size_t ldy) {
-    gemm_float(&clb_format_bf16, p, nb, x, row0, rows, y, ldy);
-}
-
 /* One block of a quantised format: integers [16 rows][32 k] and scales [16]. */
-typedef void ints_fn(const uint8_t *block, int8_t *w, float *scale);
+typedef struct ints {
+    void (*unpack)(const uint8_t *block, int8_t *w, float *scale);
+    size_t block_bytes;
+} ints_t;
 
 static void ints_q8(const uint8_t *block, int8_t *w, float *scale) {
     const uint16_t *s = (const uint16_t *)(const void *)(block + 512);
@@ -61,13 +51,13 @@ static int32_t dot32(const int8_t *a, const int8_t *b) {
     return sum;
 }
 
-static void gemm_ints(ints_fn *ints, size_t block_bytes, const void *panel, uint32_t nb, const clb_act_t *x,
-                      uint32_t row0, uint32_t rows, float *y, size_t ldy) {
+static void gemm_ints(const ints_t *f, const void *panel, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows,
+                      float *y, size_t ldy) {
     int8_t w[CLB_PANEL * CLB_BLOCK];
     float scale[CLB_PANEL];
     for (uint32_t r = 0; r < rows; r++) memset(y + r * ldy, 0, CLB_PANEL * sizeof *y);
     for (uint32_t b = 0; b < nb; b++) {
-        ints((const uint8_t *)panel + b * block_bytes, w, scale);
+        f->unpack((const uint8_t *)panel + b * f->block_bytes, w, scale);
         for (uint32_t r = 0; r < rows; r++) {
             size_t at = (size_t)b * x->cap + row0 + r;
             const int8_t *xb = (const int8_t *)x->q + at * CLB_BLOCK;
@@ -78,11 +68,16 @@ static void gemm_ints(ints_fn *ints, size_t block_bytes, const void *panel, uint
     }
 }
 
-void clb_ref_gemm_q8(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                     size_t ldy) {
-    gemm_ints(ints_q8, clb_format_q8.block_bytes, p, nb, x, row0, rows, y, ldy);
-}
-void clb_ref_gemm_q4(const void *p, uint32_t nb, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,
-                     size_t ldy) {
-    gemm_ints(ints_q4, clb_format_q4.block_bytes, p, nb, x, row0, rows, y, ldy);
-}
+static const ints_t q8 = {ints_q8, 544}, q4 = {ints_q4, 288};
+
+#define GEMM(f, one_panel, how)                                                                                \
+    void clb_ref_gemm_##f(const clb_panels_t *w, const clb_act_t *x, uint32_t row0, uint32_t rows, float *y,    \
+                          size_t ldy) {                                                                        \
+        for (uint32_t p = 0; p < w->n; p++)                                                                    \
+            one_panel(how, clb_panel_at(w, p), w->nb, x, row0, rows, y + p * CLB_PANEL, ldy);                   \
+    }
+GEMM(f32, gemm_float, &clb_format_f32)
+GEMM(f16, gemm_float, &clb_format_f16)
+GEMM(bf16, gemm_float, &clb_format_bf16)
+GEMM(q8, gemm_ints, &q8)
+GEMM(q4, gemm_ints, &q4)
