@@ -139,11 +139,15 @@ class Acts(World):
 
     def worker_dies(self) -> None:
         """After a fault that had written all over the arena, or without."""
-        fault = self.seldom() and not self.is_calm
+        worker = self.one_of(list(self.peers))
+        fault = worker not in self.killed and self.seldom() and not self.is_calm
         if fault:
             self.content[self.choose(SLABS)] = SCRIBBLE
             self.is_exact = False
-        self.die(self.one_of(list(self.peers)), self.now - self.choose(20) if fault else None)
+        self.die(worker, self.now - self.choose(20) if fault else None)
+
+    def worker_is_killed(self) -> None:
+        self.kill(self.one_of([worker for worker in self.peers if worker not in self.killed]))
 
     def pool_dies(self) -> None:
         """Perhaps in the middle of a commit."""
@@ -161,7 +165,7 @@ class Acts(World):
         self.restart_pool()
 
     def worker_declares(self) -> None:
-        self.declare(self.one_of(self.silent))
+        self.declare(self.one_of(self.declaring))
 
     def lie(self) -> None:
         """Refused, and nothing changes."""
@@ -220,8 +224,9 @@ ACTS: list[tuple[Callable[[Acts], None], int, Callable[[Acts], Any]]] = [
     (Acts.finish, 3, lambda world: world.carried),
     (Acts.drop, 2, lambda world: world.jobs),
     (Acts.worker_dies, 1, lambda world: len(world.peers) > 1),
+    (Acts.worker_is_killed, 1, lambda world: len(world.peers.keys() - world.killed) > 1),
     (Acts.pool_dies, 1, lambda world: not world.silent and not world.is_calm),
-    (Acts.worker_declares, 9, lambda world: world.silent),
+    (Acts.worker_declares, 9, lambda world: world.declaring),
     (Acts.lie, 2, lambda world: world.speaking),
 ]
 

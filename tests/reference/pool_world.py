@@ -75,6 +75,7 @@ class World:
         self.memory = bytearray(Journal.size(SLABS, T))
         self.peers: dict[WorkerId, Peer] = {}
         self.silent: list[WorkerId] = []  # lived through the pool's death and have not declared yet
+        self.killed: set[WorkerId] = set()  # and not reaped yet
         self.jobs: dict[int, Job] = {}
         self.latest: dict[int, WorkerId] = {}  # by key: who attached it last, until it releases it
         self.dropped: set[int] = set()
@@ -98,7 +99,12 @@ class World:
 
     @property
     def speaking(self) -> list[WorkerId]:
-        return [worker for worker in self.peers if worker not in self.silent]
+        return [worker for worker in self.peers if worker not in self.killed and worker not in self.silent]
+
+    @property
+    def declaring(self) -> list[WorkerId]:
+        """Who is about to."""
+        return [worker for worker in self.silent if worker not in self.killed]
 
     @property
     def carried(self) -> list[tuple[WorkerId, int]]:
@@ -211,14 +217,13 @@ class World:
     def die(self, worker: WorkerId, since: float | None = None) -> None:
         """since: from when on what was written is suspect, after a fault."""
         peer = self.peers.pop(worker)
+        self.killed.discard(worker)
         if worker in self.silent:
             self.silent.remove(worker)
         if since is not None:
             self.suspect(since)
         woken = self.pool.worker_dead(worker, self.now)
-        for key in peer.held:
-            if self.latest.get(key) == worker and key not in self.dropped:
-                self.orphans[key] = peer.held[key]
+        self.orphan(worker, peer)
         self.woken(woken)
         for other in self.speaking if since is not None else []:
             told, peer = self.pool.to_verify(other), self.peers[other]
@@ -226,6 +231,23 @@ class World:
             if late is not None:  # a commit was on its way
                 self.commit(other, late, self.write(other, late, min(peer.leased)))
             self.verify(other, told, late)
+
+    def kill(self, worker: WorkerId) -> None:
+        """It dies later. Who is silent has nothing yet that the pool could give to others."""
+        self.killed.add(worker)
+        woken = self.pool.worker_killed(worker, self.now)
+        if worker in self.silent:
+            assert not woken
+            return
+        peer = self.peers[worker]
+        self.orphan(worker, peer)
+        peer.held, peer.waiting = {}, []
+        self.woken(woken)
+
+    def orphan(self, worker: WorkerId, peer: Peer) -> None:
+        for key in peer.held:
+            if self.latest.get(key) == worker and key not in self.dropped:
+                self.orphans[key] = peer.held[key]
 
     def suspect(self, since: float) -> None:
         self.pool.suspect(since)
@@ -298,7 +320,7 @@ class World:
         if not self.silent:
             assert counts["leased"] == len(self.leased())
             assert counts["committed"] == len(held)
-        for worker in self.speaking:
+        for worker in self.peers.keys() - self.silent:
             state = self.pool.workers[worker]
             assert state.leased == self.peers[worker].leased
             assert {key: sequence.slabs for key, sequence in state.sequences.items()} == self.peers[worker].held
@@ -306,6 +328,8 @@ class World:
 
     def end(self) -> None:
         """When the requests that compute end, all that wait are answered; then nothing is left."""
+        for worker in list(self.killed):
+            self.die(worker)
         while self.silent:
             self.declare(self.silent[0])
         while self.carried:

@@ -38,7 +38,9 @@ STEP = 17  # [STEP, step number, [row, ...], {"free": slabs, "rows": rows comput
 
 # ---- control: supervisor → dispatcher ------------------------------------------------------------------------------
 # generation: number of a configuration with its workers; a reload makes the next one. pool: number of a KV pool.
-# {"t": "worker", "generation", "slot", "epoch", "pid"} + fd   a worker's link; the last one for a slot counts
+# {"t": "worker", "generation", "slot", "epoch", "pid", "page"} + fd   a worker's link; the last one for a slot counts.
+#                                                page: its index in the book
+# {"t": "doomed", "slot", "epoch"}               the supervisor is about to signal it: only "dead" says how it died
 # {"t": "state", ...HealthReply fields...}       pushed on change and at least every 0.5 s; "refuse": why no request is
 #                                                taken; "reloaded": {"ok", "at" (Unix time), "good" (of the last good
 #                                                one)} of the last reload

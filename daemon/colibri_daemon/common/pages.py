@@ -34,6 +34,7 @@ class Field(IntEnum):
     TO_LOAD = 6
     SLABS = 7
     FREE_SLABS = 8
+    LIFE = 9  # half of it; see life.py. The kernel writes it for the process when that ends
     KEYS = 16  # ids of the requests in the running step, 0-terminated, at most MAX_KEYS
 
 
@@ -78,6 +79,11 @@ class Page:
 
     def __setitem__(self, index: int, value: int) -> None:
         self._words[index] = value
+
+    def running_keys(self) -> list[int]:
+        """The requests in the step that runs, or that was running when the process ended; until the page is cleared."""
+        keys = [self[Field.KEYS + i] for i in range(MAX_KEYS)]
+        return keys[: keys.index(0)] if 0 in keys else keys
 
     def clear(self) -> None:
         """The progress. By the supervisor alone, while the slot has no process; so is what follows."""

@@ -39,6 +39,8 @@ DROP = 32  # [DROP, key]: ended. For each request that a worker ever had: it may
 LOOKUP = 33  # [LOOKUP, id, request]
 EVICT = 34  # [EVICT, id, owner]: drop what is cached under salts that begin with owner, or all if it is nil; what live
 #             requests hold stays until they end, but is found no more
+KILLED = 35  # [KILLED, [slot, epoch]]: a worker's main thread was ended by SIGKILL. What it had said counts, and others
+#              may take its requests over; its leases return when the supervisor says that it is dead
 
 # ---- pool → dispatcher ---------------------------------------------------------------------------------------------
 STATS = 48  # [STATS, {name: number}]: on change, at most every 20 ms

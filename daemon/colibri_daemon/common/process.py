@@ -89,6 +89,16 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def exit_status(pid: int) -> int | None:
+    """The exit code, or minus the signal, of a process whose threads are ending or that is not reaped yet; 0 for one
+    that lives. None if there is none, or nothing is told of it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49]))  # proc_pid_stat(5): exit_code
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def age() -> float:
     """Seconds since this process was started, the interpreter's own start included."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

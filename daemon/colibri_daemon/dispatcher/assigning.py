@@ -60,7 +60,8 @@ class Assigning:
         stream.worker.say(ipc.PREEMPT, stream.key)
 
     def worker_ready(self, worker: Worker) -> None:
-        _log.info("worker ready", worker=worker.slot, pid=worker.pid, slabs=worker.slabs, max_seqs=worker.max_seqs)
+        _log.info("worker ready", worker=worker.slot, worker_pid=worker.pid, slabs=worker.slabs,
+                  max_seqs=worker.max_seqs)
         for generation in self._generations:
             if worker in generation.workers:
                 generation.learn_capacity(worker)

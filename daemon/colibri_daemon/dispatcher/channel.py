@@ -146,19 +146,27 @@ class Channel:
         self.out.clear()
         self.buffered = 0
 
-    def _readable(self) -> None:
+    def read_all(self) -> None:
+        """What has come in, now. For a peer that sends nothing any more."""
+        while self._reading and self._readable():
+            pass
+
+    def _readable(self) -> bool:
+        """Whether there may be more at once."""
         try:
             data = self._sock.recv(READ_BYTES)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError as e:
-            return self._fail(e)
+            self._fail(e)
+            return False
         self._outbox.stir()
         if data:
             self._owner.received(data)
         else:
             self.stop_reading()
             self._owner.ended(None)
+        return bool(data)
 
     def _write(self) -> None:
         """The socket takes more."""

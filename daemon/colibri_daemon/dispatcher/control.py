@@ -21,6 +21,7 @@ class Control:
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, handlers: dict[str, Handler],
                  gone: Callable[[], None]) -> None:
         self._loop, self._sock, self._handlers, self._gone = loop, sock, handlers, gone
+        self._ended = False
         sock.setblocking(False)
         loop.add_reader(sock.fileno(), self._readable)
 
@@ -33,19 +34,29 @@ class Control:
             self._loop.remove_reader(self._sock.fileno())
             self._sock.close()
 
-    def _readable(self) -> None:
+    def read_all(self) -> None:
+        """Handles what has come in, now."""
+        while not self._ended and self._readable():
+            pass
+
+    def _readable(self) -> bool:
+        """Whether there may be more at once."""
         try:
             received = ipc.receive_control(self._sock)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             received = None
         if received is None:
+            self._ended = True
             self._loop.remove_reader(self._sock.fileno())
-            return self._gone()
+            self._gone()
+            return False
         message, fds = received
         handler = self._handlers.get(message.get("t", ""))
         if handler is not None:
-            return handler(message, fds)
+            handler(message, fds)
+            return True
         for fd in fds:
             os.close(fd)
+        return True

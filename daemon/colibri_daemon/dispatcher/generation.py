@@ -66,12 +66,14 @@ class Generation:
 
 class Generations:
     """All there are, and the pools, which are known by number too. numbers: of the first one and its pool. serving: the
-    one that new requests go to. distrust(worker) is called for one that broke the link's protocol."""
+    one that new requests go to. distrust(worker) is called for one that broke the link's protocol, loaded(worker) for
+    one that can work now."""
 
     def __init__(self, outbox: Outbox, clock: Callable[[], float], draw_seed: Callable[[], int],
-                 distrust: Callable[[Worker], None], numbers: tuple[int, int], settings: Settings,
-                 facts: ModelFacts) -> None:
-        self._outbox, self._clock, self._draw_seed, self._distrust = outbox, clock, draw_seed, distrust
+                 distrust: Callable[[Worker], None], loaded: Callable[[Worker], None], numbers: tuple[int, int],
+                 settings: Settings, facts: ModelFacts) -> None:
+        self._outbox, self._clock, self._draw_seed = outbox, clock, draw_seed
+        self._distrust, self._loaded = distrust, loaded
         self._share = FairShare()
         self._pools: dict[int, PoolLink] = {}
         self._all: dict[int, Generation] = {}
@@ -95,6 +97,10 @@ class Generations:
             worker.stands_still = stands_still
         return woken
 
+    def of(self, worker: Worker) -> Generation | None:
+        """The one whose worker it is or was; None if that is forgotten."""
+        return next((generation for generation in self if generation.workers.had(worker)), None)
+
     def get(self, number: int) -> Generation | None:
         return self._all.get(number)
 
@@ -105,7 +111,7 @@ class Generations:
         return self._pools[number]
 
     def add(self, number: int, pool: int, settings: Settings, facts: ModelFacts) -> Generation:
-        workers = WorkerPool(self._outbox, self._distrust)
+        workers = WorkerPool(self._outbox, self._distrust, self._loaded)
         made = Generation(number, settings, facts, self.pool(pool), workers, self._share, self._draw_seed,
                           self._clock())
         self._all[number] = made

@@ -2,7 +2,8 @@
 
 A link ends before the supervisor has reaped the process. Nobody gets its requests before that: the pool is told of the
 death first, so that whoever attaches in the dead worker's place has its slabs verified; and what a request may have
-done to its worker is judged before it can do it to another.
+done to its worker is judged before it can do it to another. Of SIGKILL from outside, after which there is nothing to
+verify and no request to blame, the dispatcher itself learns earlier (watch.py).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Losses:
         self._loop, self._bereaved = loop, bereaved
         self._held: dict[WorkerId, tuple[Worker, list[Stream], asyncio.TimerHandle]] = {}
         self._deaths: OrderedDict[WorkerId, Death] = OrderedDict()
+        self._known: set[WorkerId] = set()  # were killed, and are not reaped yet
 
     def lost(self, worker: Worker, streams: list[Stream]) -> None:
         """The link has ended."""
@@ -44,8 +46,15 @@ class Losses:
         timer = self._loop.call_later(HOLD_SECONDS, self.dead, worker.id, Death())
         self._held[worker.id] = worker, streams, timer
 
+    def killed(self, worker: WorkerId, death: Death) -> None:
+        """As dead(), which will follow and be no news."""
+        self.dead(worker, death)
+        self._known.add(worker)
+
     def dead(self, worker: WorkerId, death: Death) -> None:
         """The process is reaped."""
+        if worker in self._known:
+            return self._known.remove(worker)
         if (held := self._held.pop(worker, None)) is not None:
             lost, streams, timer = held
             timer.cancel()

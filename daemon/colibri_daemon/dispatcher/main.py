@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 from colibri_protocol.limits import MAX_DEADLINE_MS
 
-from ..common import log
+from ..common import log, process
 from ..common.counters import Counters
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
@@ -32,7 +32,8 @@ from .requests import Requests
 from .server import Server
 from .session import Timeouts
 from .stats import Stats
-from .workers import Worker
+from .watch import Watch
+from .workers import Worker, WorkerId
 
 BUSY_TICK_SECONDS, IDLE_TICK_SECONDS = 0.1, 0.5
 RETIRED_SECONDS = MAX_DEADLINE_MS / 1000  # for what is live when another dispatcher takes over
@@ -52,21 +53,24 @@ class Dispatcher:
         self._loop, self._page, self._clock = loop, page, clock
         self._outbox = Outbox(loop, clock)
         self._stats, self.health = Stats(Counters(page.counters, Source.DISPATCHER)), HealthBoard(clock)
-        self.generations = Generations(self._outbox, clock, draw_seed, self._distrust, numbers, settings, facts)
+        self._book, self._watch = book, Watch(loop, self._ended)
+        self.generations = Generations(self._outbox, clock, draw_seed, self._distrust, self._watch.begin, numbers,
+                                       settings, facts)
         self.requests = Requests(loop, clock, self.generations, self._stats, self.health, self._wake)
         self.server = Server(self._outbox, self.generations, self.requests, self._stats, self.health, timeouts, book)
         self._gauges = Gauges(loop, self.server.show)
         self._outbox.stir = self._gauges.stir
         self._control = Control(loop, control, {
-            "worker": self._worker, "pool": self._pool, "dead": self._dead, "generation": self._generation,
-            "serve": self._serve, "forget": self._forget, "state": self._state, "drain": self._drain,
-            "retire": self._retire, "admin": self._answer, "log_level": self._log_level,
+            "worker": self._worker, "pool": self._pool, "doomed": self._doomed, "dead": self._dead,
+            "generation": self._generation, "serve": self._serve, "forget": self._forget, "state": self._state,
+            "drain": self._drain, "retire": self._retire, "admin": self._answer, "log_level": self._log_level,
         }, self._orphaned)  # fmt: skip
         self.admin = AdminServer(self.server, Levers(self._drain_by_hand, self._resume, self._control.say))
         self._stop_at = self._drain_at = float("inf")
         self._told_drained = False
         self._by_hand = False  # draining because an administrator said so, and for no other reason
         self._told_empty: set[int] = set()
+        self._doomed_workers: set[WorkerId] = set()  # by the supervisor, and not reaped yet
         self._pause_seconds = timeouts.pause
         self.server.listen(loop, listener)
         self.admin.listen(loop, admin)
@@ -85,7 +89,8 @@ class Dispatcher:
         generation = self.generations.get(message["generation"])
         if generation is None:  # it was given up meanwhile
             return link.close()
-        generation.workers.attach(message["slot"], message["epoch"], message["pid"], link)
+        page = self._book.pages()[message["page"]] if self._book else None
+        generation.workers.attach(message["slot"], message["epoch"], message["pid"], link, page)
 
     def _pool(self, message: dict[str, Any], fds: list[int]) -> None:
         if not fds:
@@ -94,8 +99,12 @@ class Dispatcher:
         self.generations.pool(message["pool"]).attach(socket.socket(fileno=fds[0]))
 
     def _dead(self, message: dict[str, Any], _: list[int]) -> None:
-        death = Death(message["cause"], frozenset(message["keys"]))
-        self.requests.moves.dead((message["slot"], message["epoch"]), death)
+        worker = message["slot"], message["epoch"]
+        self._doomed_workers.discard(worker)
+        self.requests.moves.dead(worker, Death(message["cause"], frozenset(message["keys"])))
+
+    def _doomed(self, message: dict[str, Any], _: list[int]) -> None:
+        self._doomed_workers.add((message["slot"], message["epoch"]))
 
     def _generation(self, message: dict[str, Any], _: list[int]) -> None:
         settings = Settings.from_json(message["settings"])
@@ -124,6 +133,20 @@ class Dispatcher:
     def _distrust(self, worker: Worker) -> None:
         self._control.say("kill", kind="worker", slot=worker.slot, epoch=worker.epoch,
                           reason="it broke the link's protocol")
+
+    def _ended(self, worker: Worker) -> None:
+        """The worker's main thread has ended. If that was by SIGKILL, and not the supervisor's, all is known of its
+        death that anybody needs, and the rest of what it said is on the link; else "dead" will say more."""
+        self._control.read_all()  # the supervisor speaks before it signals
+        page, generation = worker.page, self.generations.of(worker)
+        if page is None or generation is None or worker.id in self._doomed_workers:
+            return
+        death = Death("killed", frozenset(page.running_keys()))
+        if process.exit_status(worker.pid) != -signal.SIGKILL:  # or reaped, and the page may be another's
+            return
+        generation.pool.killed(worker.id)
+        self.requests.moves.killed(worker.id, death)
+        worker.hear_out()
 
     def _state(self, message: dict[str, Any], _: list[int]) -> None:
         self.health.update({name: value for name, value in message.items() if name != "t"})

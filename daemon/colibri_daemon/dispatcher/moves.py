@@ -54,6 +54,10 @@ class Moves:
         """Its requests wait until dead() has told how it died, a second or so at most."""
         self._losses.lost(worker, [stream for stream in streams if self._waits(stream)])
 
+    def killed(self, worker: WorkerId, death: Death) -> None:
+        """By SIGKILL from outside, and the pool knows. It is not reaped yet."""
+        self._losses.killed(worker, death)
+
     def dead(self, worker: WorkerId, death: Death) -> None:
         """The worker is reaped; the pool knows it too."""
         self._losses.dead(worker, death)
@@ -70,8 +74,8 @@ class Moves:
         """Who is left waits in front of all others for any worker; suspects for one of their own."""
         moving = [stream for stream in streams if stream.phase is Phase.LOST and self._goes_on(stream, death)]
         if moving:
-            _log.warning("worker lost, its requests move", worker=worker.slot, pid=worker.pid, requests=len(moving),
-                         cause=death.cause)
+            _log.warning("worker lost, its requests move", worker=worker.slot, worker_pid=worker.pid,
+                         requests=len(moving), cause=death.cause)
             self._stats.add("request_takeovers_total", len(moving))
         for stream in moving:
             self._put_back(stream)

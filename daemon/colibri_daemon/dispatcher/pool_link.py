@@ -82,6 +82,11 @@ class PoolLink:
         if self._channel is not None:
             self._channel.write(ipc.pack([pool_ipc.DROP, key]))
 
+    def killed(self, worker: WorkerId) -> None:
+        """Others may take its requests over. Lost with the pool: the next one waits until the worker is reaped."""
+        if self._channel is not None:
+            self._channel.write(ipc.pack([pool_ipc.KILLED, worker]))
+
     def lookup(self, job: Job, answer: Answer) -> None:
         """answer(n) is called once: n tokens of the job's prompt are cached now. At once or later, and with 0 if the
         pool does not say."""

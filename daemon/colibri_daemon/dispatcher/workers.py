@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from ..common import ipc, log
+from ..common.pages import Page
 from .channel import Channel, Outbox
 from .streams import Phase, Stream
 
@@ -28,8 +29,9 @@ class Listener(Protocol):
 class Worker:
     """One link, from attach to end of file. What an earlier worker of the slot said ends with its link."""
 
-    def __init__(self, pool: WorkerPool, slot: int, epoch: int, pid: int, sock: socket.socket) -> None:
-        self.slot, self.epoch, self.pid = slot, epoch, pid
+    def __init__(self, pool: WorkerPool, slot: int, epoch: int, pid: int, sock: socket.socket,
+                 page: Page | None) -> None:  # fmt: skip
+        self.slot, self.epoch, self.pid, self.page = slot, epoch, pid, page
         self.running: dict[int, Stream] = {}
         self.loaded = False
         self.stands_still = False  # by the supervisor's word
@@ -92,12 +94,18 @@ class Worker:
             stream.worker = None
         self._pool.lost(self, lost)
 
+    def hear_out(self) -> None:
+        """Its process says nothing any more: takes what is left on the link, and closes it."""
+        self.channel.read_all()
+        if not self.channel.closed:
+            self.stop()
+
     def received(self, data: bytes) -> None:
         try:
             for message in self._unframer.feed(data):
                 self._take(message)
         except Exception:  # theirs or ours: what this message left half done is done again elsewhere
-            _log.exception("a worker broke the link protocol", worker=self.slot, pid=self.pid)
+            _log.exception("a worker broke the link protocol", worker=self.slot, worker_pid=self.pid)
             self._pool.distrust(self)
             self.stop()
 
@@ -118,6 +126,7 @@ class Worker:
             info = message[1]
             self.max_seqs, self.slabs, self.chunk = info["max_seqs"], info["slabs"], info["chunk"]
             self.stall_ms, self.loaded = info["stall_ms"], True
+            self._pool.loaded(self)
             self._pool.listener.worker_ready(self)
         else:
             raise ValueError(f"link message {message[0]!r}")
@@ -126,20 +135,25 @@ class Worker:
 class WorkerPool:
     """The workers of a generation by slot."""
 
-    def __init__(self, outbox: Outbox, distrust: Callable[[Worker], None] = lambda _: None) -> None:
-        """distrust(worker) has the process ended."""
-        self.outbox, self.distrust = outbox, distrust
+    def __init__(self, outbox: Outbox, distrust: Callable[[Worker], None] = lambda _: None,
+                 loaded: Callable[[Worker], None] = lambda _: None) -> None:
+        """distrust(worker) has the process ended. loaded(worker) is called before the listener is told."""
+        self.outbox, self.distrust, self.loaded = outbox, distrust, loaded
         self.listener: Listener
         self._slots: dict[int, Worker] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._slots.values())
 
-    def attach(self, slot: int, epoch: int, pid: int, sock: socket.socket) -> None:
-        """A new worker's link; it replaces the slot's former one."""
+    def attach(self, slot: int, epoch: int, pid: int, sock: socket.socket, page: Page | None = None) -> None:
+        """A new worker's link; it replaces the slot's former one. page: the process's own."""
         if slot in self._slots:
             self._slots[slot].stop()
-        self._slots[slot] = Worker(self, slot, epoch, pid, sock)
+        self._slots[slot] = Worker(self, slot, epoch, pid, sock, page)
+
+    def had(self, worker: Worker) -> bool:
+        """Whether it is or was one of these."""
+        return worker._pool is self
 
     def lost(self, worker: Worker, streams: list[Stream]) -> None:
         if self._slots.get(worker.slot) is worker:

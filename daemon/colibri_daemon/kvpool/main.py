@@ -119,6 +119,8 @@ class Loop:
             # After the peers: whoever attaches because a worker is dead was told so after us.
             if self._supervisor_gone():
                 return Exit.STOPPED
+            for worker in self._server.killed:
+                self._hear_out(worker)
             self._grow()
             self._arena.give_back(self._server.turn(time.monotonic()))
             self._send()
@@ -211,7 +213,7 @@ class Loop:
             self._server.hear(peer, message, now)
 
     def _hear_out(self, peer: Peer) -> None:
-        """All that is left on a link whose other end is gone."""
+        """All that is left on a link into which nothing more comes."""
         if (link := self._links.get(peer)) is not None:
             self._hear(peer, link.receive_all())
             self._lose(peer)

@@ -176,6 +176,12 @@ class Pool:
             recovery.settle(self, now)
         return self._wake(woken, now)
 
+    def worker_killed(self, worker: WorkerId, now: float) -> list[Attached]:
+        """It says nothing any more, but may still write to what is leased to it: as worker_dead(), which follows, but
+        for its leases. Nothing happens if it has not declared what it has, or is dead. Returns woken."""
+        state = self.workers.get(worker)
+        return self._wake(self._orphan(state, now), now) if state is not None else []
+
     def drop(self, key: int, now: float) -> None:
         """The dispatcher is done with the request. A worker that still has it will release it, or die. Drops are not
         journaled: the dispatcher sends its last ones, up to DROPPED_KEYS, to a new pool again."""
@@ -349,15 +355,20 @@ class Pool:
         for number in list(worker.leased):
             self.ledger.end_lease(worker, number, State.FREE)
             self.counters.add("kv_leases_reclaimed_total", reason="worker_death")
+        return self._orphan(worker, now)
+
+    def _orphan(self, worker: Worker, now: float) -> list[Waiter]:
+        """Its requests have no worker any more. Returns whom they let wait."""
         for waiter in list(worker.waiters.values()):
             assert waiter.owner is not None
             del waiter.owner.waiters[waiter]
-        for sequence in worker.sequences.values():
+        sequences, worker.sequences, worker.waiters = list(worker.sequences.values()), {}, {}
+        for sequence in sequences:
             self.pending.remove(sequence)
             sequence.worker = None
             if sequence.dropped or self.latest.get(sequence.key) is not sequence:
                 self._end(sequence, now)
-        return [waiter for sequence in worker.sequences.values() for waiter in sequence.waiters]
+        return [waiter for sequence in sequences for waiter in sequence.waiters]
 
     # ---- peers -------------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ _log = log.get("kvpool")
 
 
 class Server:
-    """out: (peer, message). orders: messages for the supervisor. due: when turn() has something to do even if nothing
-    is heard."""
+    """out: (peer, message). orders: messages for the supervisor. killed: workers that were, in this turn; before turn()
+    the rest of what they had said is to be heard. due: when turn() has something to do even if nothing is heard."""
 
     def __init__(self, pool: Pool, geometry: dict[str, Any], now: float, settle_seconds: float) -> None:
         """settle_seconds: how long a worker of the pool's former life may take to declare what it has."""
@@ -40,6 +40,7 @@ class Server:
         self.orders: list[dict[str, Any]] = []
         self._heard: set[Peer] = set()  # introduced, and in good standing
         self._ending: dict[WorkerId, float] = {}  # since when they have closed their links and are not reaped
+        self.killed: list[WorkerId] = []
         self._unverified: set[WorkerId] = set()  # are to be told of a fault once they have declared
         self._attaches: list[tuple[WorkerId, Any, Request]] = []  # heard in this turn, or while somebody is ending
         self._wanted: dict[WorkerId, int] = {}  # slabs still to be granted
@@ -97,10 +98,8 @@ class Server:
     def dead(self, worker: WorkerId, fault: bool, now: float) -> None:
         """The process is reaped. fault: by a signal after which all it could write to is suspect."""
         self._changed = True
-        self._heard.discard(worker)
-        ended = self._ending.pop(worker, now)
-        self._wanted.pop(worker, 0)
-        self._late.pop(worker, None)
+        ended = self._ending.get(worker, now)
+        self._forget(worker)
         if fault:
             self.pool.suspect(ended - SUSPECT_SECONDS)
             self._unverified |= self.pool.undeclared
@@ -141,6 +140,7 @@ class Server:
 
     def turn(self, now: float) -> list[int]:
         """Returns slabs whose pages are to be given back."""
+        self._orphan(now)
         self._attach_all(now)
         self._grant()
         unused = give_up(self.pool)
@@ -155,6 +155,19 @@ class Server:
             self._tell_stats(now)
         show(self.pool)
         return unused
+
+    def _orphan(self, now: float) -> None:
+        """Those who were killed leave their requests to others. It was no fault: nothing need be verified before."""
+        killed, self.killed = self.killed, []
+        for worker in killed:
+            self._forget(worker)
+            self._answer(self.pool.worker_killed(worker, now))
+
+    def _forget(self, worker: WorkerId) -> None:
+        self._heard.discard(worker)
+        self._ending.pop(worker, None)
+        self._wanted.pop(worker, 0)
+        self._late.pop(worker, None)
 
     def _attach_all(self, now: float) -> None:
         """Not while a worker is ending: if it does so by a fault, what it may have damaged must be verified, above all
@@ -263,6 +276,12 @@ class Server:
             raise PeerFault(f"no owner: {str(owner)[:200]}")
         self.out.append((None, [pool_ipc.EVICTED, whole(id, 1 << 64, "id"), self.pool.evict(owner)]))
 
+    def _killed(self, peer: None, now: float, worker: Any) -> None:
+        if type(worker) is not list or len(worker) != 2:
+            raise PeerFault(f"no worker: {str(worker)[:200]}")
+        slot, epoch = worker
+        self.killed.append((whole(slot, U32, "slot"), whole(epoch, U32, "epoch")))
+
 
 Handler = Callable[..., None]
 # tag → (handler, number of fields behind the tag)
@@ -280,6 +299,7 @@ _OF_DISPATCHER: dict[int, tuple[Handler, int]] = {
     pool_ipc.DROP: (Server._drop, 1),
     pool_ipc.LOOKUP: (Server._lookup, 2),
     pool_ipc.EVICT: (Server._evict, 2),
+    pool_ipc.KILLED: (Server._killed, 1),
 }
 
 

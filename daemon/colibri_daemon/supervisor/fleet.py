@@ -320,6 +320,11 @@ class Fleet:
             if child.retired:
                 child.aim(Goal.KILL)
 
+    def doom(self, child: Child) -> None:
+        """It is about to be signalled by us."""
+        if isinstance(child, Worker):
+            links.worker_doomed(child, self.of(child))
+
     def look_at_weights(self, now: float) -> None:
         """Cheap, and no more than once a second."""
         if now < self._look_due:

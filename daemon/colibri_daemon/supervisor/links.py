@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..common import ipc
-from ..common.pages import MAX_KEYS, Field
 from .children import Child, Worker
 from .deaths import cause, is_fault
 from .generation import Dispatcher, Generation, Pool
@@ -57,10 +56,9 @@ def worker_started(worker: Worker, generation: Generation, end: socket.socket) -
     _to_dispatcher(generation.dispatcher, worker, end)
 
 
-def running_keys(worker: Worker) -> list[int]:
-    """The requests in the step that was running when it ended. Before its page is used again."""
-    keys = [worker.page[Field.KEYS + i] for i in range(MAX_KEYS)]
-    return keys[: keys.index(0)] if 0 in keys else keys
+def worker_doomed(worker: Worker, generation: Generation) -> None:
+    """It is about to be signalled by us."""
+    generation.dispatcher.tell({"t": "doomed", "slot": worker.slot, "epoch": worker.epoch})
 
 
 def worker_dead(worker: Worker, generation: Generation, death: Death) -> None:
@@ -68,12 +66,13 @@ def worker_dead(worker: Worker, generation: Generation, death: Death) -> None:
     that."""
     said: dict[str, Any] = {"t": "dead", "slot": worker.slot, "epoch": worker.epoch}
     generation.pool.tell(said | {"fault": is_fault(death.code)})
-    generation.dispatcher.tell(said | {"cause": cause(death.code, worker.life.state), "keys": running_keys(worker)})
+    generation.dispatcher.tell(said | {"cause": cause(death.code, worker.life.state),
+                                       "keys": worker.page.running_keys()})
 
 
 def _to_dispatcher(dispatcher: Dispatcher, worker: Worker, end: socket.socket) -> None:
     dispatcher.tell({"t": "worker", "generation": worker.generation, "slot": worker.slot, "epoch": worker.epoch,
-                     "pid": worker.pid}, end)  # fmt: skip
+                     "pid": worker.pid, "page": worker.page.place[1]}, end)  # fmt: skip
 
 
 def _to_pool(child: Child, pool: Pool) -> None:

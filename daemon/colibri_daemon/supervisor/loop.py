@@ -296,6 +296,7 @@ class Supervisor:
                 case Spawn():
                     self._start(child)
                 case Signal(number) if child.process is not None:
+                    self._fleet.doom(child)
                     child.process.signal(number)
                 case GiveUp(code):
                     self._given_up(child, code)

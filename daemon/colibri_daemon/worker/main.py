@@ -19,7 +19,7 @@ from colibri_engine.container import MANIFEST
 from colibri_engine.errors import ColibriError
 from colibri_engine.sequence import KvMemory
 
-from ..common import experts, ipc, log
+from ..common import experts, ipc, life, log
 from ..common.arena import Arena
 from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
@@ -42,6 +42,7 @@ def run(link: socket.socket, control: socket.socket, page: Page, settings: Setti
     """The process's exit code. link and control are non-blocking; page is this process's own. The link to the pool that
     grants slabs of the arena comes over control. files: the model's, open, by name; the folder has others by now if
     somebody has replaced them."""
+    life.arm(page)
     with _stop_signal() as stop:
         page[Field.STATE] = State.LOADING
         try:

@@ -25,7 +25,7 @@ import uvloop
 from colibri_daemon.common import ipc, pool_ipc
 from colibri_daemon.common.facts import ModelFacts
 from colibri_daemon.common.job import Job
-from colibri_daemon.common.pages import Page, make_pages
+from colibri_daemon.common.pages import Book, Page, make_pages
 from colibri_daemon.common.settings import Settings
 from colibri_daemon.dispatcher import main, workers
 from colibri_daemon.dispatcher.main import Dispatcher
@@ -197,7 +197,7 @@ class Rig:
     """page, control: what the supervisor has of the dispatcher."""
 
     def __init__(self, stack: contextlib.ExitStack, path: Path, settings: Settings, facts: ModelFacts,
-                 timeouts: Timeouts) -> None:
+                 timeouts: Timeouts, book: Book | None) -> None:
         self._stack, self.path = stack, path
         self.admin_path = path.with_name(f"{path.name}.admin")
         self.listener, admin = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
@@ -208,7 +208,7 @@ class Rig:
         stack.enter_context(self.control)
         self.page: Page = make_pages(1)[0]
         self.dispatcher = Dispatcher(asyncio.get_running_loop(), self.listener, admin, theirs, self.page, settings,
-                                     facts, timeouts=timeouts)
+                                     facts, timeouts=timeouts, book=book)
         stack.callback(self.dispatcher.close)
         self._epoch = 0
         self.requests = self.dispatcher.requests
@@ -248,9 +248,9 @@ class Rig:
         await client.say(Hello(proto_min=1, proto_max=1))
         return await client.hear_a(Welcome)
 
-    async def worker(self, slot: int = 0, generation: int = 1, **ready: int) -> Worker:
-        """A loaded worker."""
-        worker = self.link(slot, generation)
+    async def worker(self, slot: int = 0, generation: int = 1, pid: int = 0, page: int = 0, **ready: int) -> Worker:
+        """A loaded worker. pid, page: of a process, and its page's index in the book."""
+        worker = self.link(slot, generation, pid, page)
         await worker.say(ipc.READY, READY | ready)
         epoch = self._epoch
         await until(lambda: any(w.loaded and w.epoch == epoch for w in self.workers))
@@ -265,13 +265,14 @@ class Rig:
         """Of the generation that serves."""
         return self.dispatcher.generations.serving.pool
 
-    def link(self, slot: int = 0, generation: int = 1) -> Worker:
+    def link(self, slot: int = 0, generation: int = 1, pid: int = 0, page: int = 0) -> Worker:
         """A worker that has not loaded yet."""
         ours, theirs = ipc.link()
         self._stack.enter_context(ours)
         self._epoch += 1
         process = {"slot": slot, "epoch": self._epoch}
-        self.tell({"t": "worker", "generation": generation, "pid": 1000 + slot, **process}, (theirs.fileno(),))
+        self.tell({"t": "worker", "generation": generation, "pid": pid or 1000 + slot, "page": page, **process},
+                  (theirs.fileno(),))
         theirs.close()
         worker = Worker(ours)
         worker.dead = lambda **how: self.tell({"t": "dead", **process, **how})
@@ -306,13 +307,14 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(facts: ModelFacts = FACTS, timeouts: Timeouts | None = None, **settings: Any) -> AsyncIterator[Rig]:
+async def rig(facts: ModelFacts = FACTS, timeouts: Timeouts | None = None, book: Book | None = None,
+              **settings: Any) -> AsyncIterator[Rig]:
     """settings: those that differ from the defaults. An exception that reaches the loop fails the test."""
     errors: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="colibri-"))
-        yield Rig(stack, Path(folder) / "s", Settings(**settings), facts, timeouts or Timeouts())
+        yield Rig(stack, Path(folder) / "s", Settings(**settings), facts, timeouts or Timeouts(), book)
     assert not errors
 
 

@@ -174,6 +174,57 @@ def test_nobody_attaches_while_a_worker_is_ending(peers, fault):
     assert peers.turn() == [(B, [pool_ipc.VERIFY, []]), answer] if fault else [answer]
 
 
+def test_who_was_killed_leaves_its_requests_at_once_and_its_leases_later(peers):
+    """And with its last words: the caller hears them before the turn ends."""
+    tokens = ids(3)
+    first, second = compute(peers, A, 1, tokens, 2)
+    kept = peers.granted(A, 1)
+    peers.say(B, [pool_ipc.ATTACH, 2, wanted(tokens)], [pool_ipc.ATTACH, 3, wanted(ids(3, seed=2))])
+    peers.server.introduce(DISPATCHER)
+    peers.server.hear(DISPATCHER, [pool_ipc.KILLED, list(A)], peers.now)
+    peers.server.hear(B, [pool_ipc.ATTACH, 1, wanted(tokens)], peers.now)
+    assert peers.server.killed == [A]
+    peers.server.hear(A, [pool_ipc.COMMIT, 1, 2, kept[0], tokens[2 * T * 4 :], 7], peers.now)
+    peers.server.lose(A, peers.now)
+    said = [message for peer, message in peers.turn() if peer == B]
+    assert said == [[pool_ipc.ATTACHED, 1, 2 * T, [(0, first, None), (1, second, None)]]]
+    assert peers.pool.counts()["committed"] + peers.pool.counts()["cached"] == 3
+    assert peers.killed() == []
+    assert peers.say(A, [pool_ipc.ALLOC, 1]) == []
+
+
+def test_the_leases_of_who_was_killed_return_when_it_is_dead(peers):
+    peers.server.introduce(DISPATCHER)
+    peers.granted(A, 3)
+    peers.say(DISPATCHER, [pool_ipc.KILLED, list(A)])
+    assert peers.pool.counts()["leased"] == 3  # other threads of it may still write
+    peers.turn(SETTLE)
+    assert (peers.pool.counts()["leased"], peers.killed()) == (3, [])
+    peers.server.dead(A, False, peers.now)
+    assert peers.pool.counts()["leased"] == 0
+    peers.say(DISPATCHER, [pool_ipc.KILLED, list(A)], [pool_ipc.KILLED, [77, 1]])  # late; never known
+    assert peers.killed() == []
+
+
+def test_a_killed_worker_that_has_not_declared_is_waited_for(peers):
+    """The pool is a new one and does not know yet what that worker has."""
+    again = Peers(survivors=(A, B))
+    again.join(B)
+    again.server.introduce(DISPATCHER)
+    assert again.say(DISPATCHER, [pool_ipc.KILLED, list(A)]) == []
+    assert again.pool.settling
+    again.server.dead(A, False, again.now)
+    assert not again.pool.settling
+
+
+@pytest.mark.parametrize("worker", [7, [0], [0, 1, 2], [0, -1], ["x", 1], None])
+def test_no_worker_that_was_killed(peers, worker):
+    peers.server.introduce(DISPATCHER)
+    assert peers.say(DISPATCHER, [pool_ipc.KILLED, worker]) == []
+    assert peers.killed() == [("dispatcher", 0, 0)]
+    assert len(peers.granted(A, 1)) == 1
+
+
 def test_stats_on_change_and_not_too_often(peers):
     peers.server.introduce(DISPATCHER)
 

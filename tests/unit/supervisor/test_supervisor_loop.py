@@ -141,6 +141,8 @@ def test_a_hung_worker_is_aborted_and_replaced(start):
     assert max(state["workers"][0]["progress_age_ms"] for state in service.told("state")) >= 500
     (line,) = service.log(msg="process ended")
     assert [told["cause"] for told in service.told("dead")] == ["hang"]
+    (doomed,) = service.told("doomed")  # not killed by somebody outside
+    assert {**doomed, "t": "dead"}.items() <= service.told("dead")[0].items()
     assert line["how"] == "by SIGABRT"
     assert line["trace"].startswith("Fatal Python error: Aborted")
     assert " in hang" in line["trace"]
