@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterable
@@ -82,6 +83,22 @@ def be_nice(by: int) -> None:
     """Gives way to others by so much, with all threads that this process will have. Best effort."""
     with contextlib.suppress(OSError):  # a sandbox that forbids it
         os.nice(by)
+
+
+def go_first(most: float) -> None:
+    """Real-time scheduling for the calling thread; SIGXCPU once it has computed for ``most`` seconds without a pause.
+    Best effort: it takes RLIMIT_RTPRIO or CAP_SYS_NICE, and the program was not put into another class."""
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    hard = resource.getrlimit(resource.RLIMIT_RTTIME)[1]
+    with contextlib.suppress(OSError, ValueError):  # not allowed, or not for so long
+        resource.setrlimit(resource.RLIMIT_RTTIME, (int(most * 1e6), hard))
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+
+
+def take_turns() -> None:
+    """Undoes go_first()."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def thread_count() -> int:

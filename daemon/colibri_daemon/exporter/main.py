@@ -18,6 +18,7 @@ from .experts import SAMPLE_SECONDS, Imbalance
 from .exposition import CONTENT_TYPE
 from .http import Answer, HttpServer
 from .scrape import Scrape, Service
+from .urgency import Urgency
 
 TICK_SECONDS = 0.5
 _log = log.get("metrics")
@@ -119,6 +120,7 @@ def run(listener: socket.socket, control: socket.socket, page: Page, settings: S
     loop = asyncio.new_event_loop()
     exporter = Exporter(loop, control, page, book, os.getppid())
     loop.add_signal_handler(signal.SIGTERM, exporter.stop)
+    Urgency(loop)
     try:
         return loop.run_until_complete(exporter.serve(listener))
     finally:
