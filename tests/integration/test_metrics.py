@@ -264,6 +264,19 @@ def test_new_processes_of_all_kinds_go_on_counting(models: Models) -> None:
         assert after.sum("colibri_child_restarts_total") == after.sum("colibri_worker_restarts_total") == 0
 
 
+# ---- how it runs -----------------------------------------------------------------------------------------------------
+
+
+def test_it_goes_first_if_it_may(models: Models) -> None:
+    """Before engine threads, under real-time scheduling."""
+    own = os.sched_getscheduler(0)
+    may = own == os.SCHED_OTHER and subprocess.run(["chrt", "--rr", "1", "true"], capture_output=True).returncode == 0
+    with serving(models.tiny("q4")) as (daemon, _):
+        pid = daemon.pid_of("metrics")
+        daemon.until(lambda: os.sched_getscheduler(pid) == (os.SCHED_RR if may else own))
+        assert {os.sched_getscheduler(other) for other in daemon.titles() if other != pid} == {own}
+
+
 # ---- where it listens ------------------------------------------------------------------------------------------------
 
 
