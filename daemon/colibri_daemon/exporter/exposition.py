@@ -31,7 +31,7 @@ class Exposition:
                 numbers.append(1)
                 continue
             for row in words[metric.name]:
-                numbers += _histograms(metric, row) if metric.buckets else row
+                numbers += _histograms(row, metric.words) if metric.buckets else row
         return (self._template % tuple(numbers)).encode()
 
     def _lines(self, metric: Metric, model: str, info: Mapping[str, Labels]) -> Iterator[str]:
@@ -75,11 +75,10 @@ def _quoted(text: str) -> str:
     return _escaped(text).replace('"', r"\"")
 
 
-def _histograms(metric: Metric, row: Sequence[float]) -> Iterator[float]:
-    """A page's buckets, each by itself, and sums as cumulative buckets, sums and counts."""
-    for at in range(0, len(row), metric.words):
-        *buckets, total = row[at : at + metric.words]
-        cumulative = list(accumulate(buckets))
-        yield from cumulative
-        yield total
-        yield cumulative[-1]
+def _histograms(row: Sequence[float], size: int) -> list[float]:
+    """A page's buckets, each by itself, and sums as cumulative buckets, sums and counts. size: words of a series."""
+    found: list[float] = []
+    for end in range(size - 1, len(row), size):
+        found += accumulate(row[end - size + 1 : end])
+        found += row[end], found[-1]
+    return found

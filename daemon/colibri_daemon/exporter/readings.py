@@ -40,8 +40,9 @@ class Readings:
         return (words for its_slot, words in self._pages[source] if slot in (None, its_slot))
 
     def _sum(self, source: Source, slot: int | None) -> Words:
-        total: Words = [0.0] * LAYOUTS[source].size
-        for words in self._of(source, slot):
+        pages = self._of(source, slot)
+        total = next(pages, None) or [0.0] * LAYOUTS[source].size
+        for words in pages:
             total = list(map(add, total, words))
         return total
 
