@@ -144,7 +144,8 @@ def test_gauges_follow_what_happens(models: Models) -> None:
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.full)])
 def test_restarts_of_workers_neither_make_series_nor_lose_counts(models: Models, count: int) -> None:
-    with serving(models.tiny("q4")) as (daemon, address):
+    """No request gives up and comes again, however slowly workers start."""
+    with serving(models.tiny("q4"), queue_seconds=3600) as (daemon, address):
         with Client(daemon.socket) as client:
             ask(client)
             first = before = Scraped.of(address)

@@ -165,6 +165,7 @@ def test_what_stands_still_is_started_again(service: Machine, role: str) -> None
 
 def test_a_drain_has_the_time_it_needs(service: Machine) -> None:
     """The daemon asks systemd for it."""
+    configure(service, "drain_seconds = 3600")
     drop_in(service, "TimeoutStopSec=1")
     service.run(f"systemctl restart {UNIT}")
     assert all(len(heard) == 4000 for heard in tokens(ask(service, 4000, f"systemctl stop {UNIT}")))

@@ -98,7 +98,8 @@ def go_first(most: float) -> None:
 
 def take_turns() -> None:
     """Undoes go_first()."""
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def thread_count() -> int:

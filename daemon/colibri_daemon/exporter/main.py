@@ -120,9 +120,10 @@ def run(listener: socket.socket, control: socket.socket, page: Page, settings: S
     loop = asyncio.new_event_loop()
     exporter = Exporter(loop, control, page, book, os.getppid())
     loop.add_signal_handler(signal.SIGTERM, exporter.stop)
-    Urgency(loop)
+    urgency = Urgency(loop)
     try:
         return loop.run_until_complete(exporter.serve(listener))
     finally:
         exporter.close()
+        urgency.end()
         loop.close()

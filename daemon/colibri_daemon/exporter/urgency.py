@@ -17,13 +17,16 @@ _log = log.get("metrics")
 
 
 class Urgency:
-    """Of the loop's thread, from now on."""
+    """Of the loop's thread, from now until end(), which comes before the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, burst: float = BURST_SECONDS,
                  turns: float = TURNS_SECONDS) -> None:
         self._loop, self._burst, self._turns = loop, burst, turns
         loop.add_signal_handler(signal.SIGXCPU, self._take_turns)
         self._go_first()
+
+    def end(self) -> None:
+        process.take_turns()
 
     def _go_first(self) -> None:
         process.go_first(self._burst)

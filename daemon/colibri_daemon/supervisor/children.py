@@ -34,10 +34,10 @@ class Goal(IntEnum):
 
 
 class Child:
-    """One slot. told: the fields of its "ready" message. reason: of its "failed" message. stalled: seconds without
-    progress. started: when the process was. epoch: tells processes apart, as drawn from ``epochs`` at each start.
-    fresh: it is started as another interpreter, with the package as it is installed then. replaced: we have ended the
-    process to have another one."""
+    """One slot. told: the fields of its last "ready" message, be it of an earlier process. reason: of its "failed"
+    message. stalled: seconds without progress. started: when the process was. epoch: tells processes apart, as drawn
+    from ``epochs`` at each start. fresh: it is started as another interpreter, with the package as it is installed
+    then. replaced: we have ended the process to have another one."""
 
     def __init__(self, role: Role, page: Page, epochs: Iterator[int], fresh: bool) -> None:
         self.role, self.page, self.fresh = role, page, fresh
@@ -95,7 +95,7 @@ class Child:
             raise
         finally:
             theirs.close()
-        self.control, self._watch, self.told, self.reason = ours, Watch(now), {}, ""
+        self.control, self._watch, self.reason = ours, Watch(now), ""
         self.started = now
         self.replaced = False
         self.epoch = next(self._epochs)

@@ -30,7 +30,7 @@ class Policies:
 
 
 async def main() -> list[str]:
-    Urgency(asyncio.get_running_loop(), burst=0.05, turns=SECONDS)
+    urgency = Urgency(asyncio.get_running_loop(), burst=0.05, turns=SECONDS)
     policies = Policies()
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
@@ -39,6 +39,7 @@ async def main() -> list[str]:
     while time.monotonic() < end + SECONDS:
         await asyncio.sleep(0.02)
         policies.look()
+    urgency.end()
     return policies.seen
 
 

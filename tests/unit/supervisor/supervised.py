@@ -157,7 +157,7 @@ def worker(link: socket.socket, control: socket.socket, page: Page, settings: Se
 def serve(link: socket.socket, control: socket.socket, page: Page) -> int:
     """Ready, with a step done; takes new links. Keeps the pool's."""
     page[Field.STEPS] = 1
-    ipc.send_control(control, {"t": "ready", "stall_ms": 100})
+    ipc.send_control(control, {"t": "ready", "stall_ms": 100, "isa": "vax"})
     pool: list[socket.socket] = []
     while True:
         while not select.select([control], [], [], 0.1)[0]:
@@ -235,10 +235,11 @@ def main(place: str, *flags: str) -> int:
     log.setup("supervisor", settings)
     with Recorder(HANDLERS) as signals:
         listener, admin = (sockets.bind(path, 0o600) for path in (settings.socket, settings.admin_path))
+        metrics = sockets.listen_http(settings.metrics, 0o600, None) if settings.metrics else None
         try:
-            return Supervisor(settings, listener, admin, Notifier(os.environ), ROLES).run(signals)
+            return Supervisor(settings, listener, admin, Notifier(os.environ), ROLES, metrics).run(signals)
         finally:
-            for made in (listener, admin):
+            for made in filter(None, (listener, admin, metrics)):
                 made.remove()
                 made.close()
 

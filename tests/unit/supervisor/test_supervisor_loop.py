@@ -11,6 +11,7 @@ import pytest
 from colibri_daemon.common.exit_codes import Exit
 from colibri_daemon.supervisor.fdstore import ARENA
 from fixtures.manager import Manager
+from fixtures.scrape import Scraped
 from supervised import PATIENCE
 
 
@@ -54,6 +55,19 @@ def test_a_worker_that_worked_is_started_again_at_once(start):
     (line,) = service.log(msg="process ended")
     assert (line["child"], line["how"]) == ("worker 1", "by SIGKILL")
     assert "degraded" in [state["state"] for state in service.told("state")]
+
+
+def test_series_stay_while_no_worker_works(start, tmp_path):
+    address = f"unix:{tmp_path}/m"
+    service = start(workers=2, metrics=address)
+    workers = service.ready()["workers"]
+    before = service.until(lambda: (now := Scraped.of(address)).sum("colibri_worker_up") == 2 and now)
+    service.says("load_for_ever")
+    for worker in workers:
+        os.kill(worker["pid"], signal.SIGKILL)
+    after = service.until(lambda: (now := Scraped.of(address)).sum("colibri_worker_up") == 0 and now)
+    assert after.series == before.series
+    assert after.sum("colibri_build_info", isa="vax") == 1
 
 
 def test_a_dispatcher_that_dies_gets_new_links(start):
