@@ -271,14 +271,17 @@ static uint32_t last_position(const clb_step_t *st, clb_tile_t tile) {
     return last;
 }
 
-/* Leading tokens that lie in the same whole slabs for queries a and b; 0 unless both see all before them. */
+/* Leading tokens that lie in the same whole slabs for queries a and b. */
 static uint32_t shared_keys(const clb_step_t *st, uint32_t a, uint32_t b) {
     const colibri_sequence_t *s = sequence_at(st, a), *z = sequence_at(st, b);
     uint32_t pa = st->tokens[a].pos, pb = st->tokens[b].pos, size = st->m->config.slab_tokens, n = 0;
     uint32_t whole = (pa < pb ? pa : pb) / size;
-    if (st->keep || st->mass || view_of(s, pa).window_from || view_of(z, pb).window_from) return 0;
     while (n < whole && s->slabs[n] == z->slabs[n]) n++;
     return n * size;
+}
+
+static int sees_all(const clb_step_t *st, uint32_t t) {
+    return !view_of(sequence_at(st, t), st->tokens[t].pos).window_from;
 }
 
 /* The tile with the query after it; n = 0 if that does not go with the others. */
@@ -287,6 +290,7 @@ static clb_tile_t grown(const clb_step_t *st, clb_tile_t tile) {
     const colibri_sequence_t *seq = sequence_at(st, tile.first);
     clb_tile_t more = {tile.first, tile.n + 1, tile.shared}, none = {tile.first, 0, 0};
     if (tile.shared || st->tokens[tile.first].seq != st->tokens[next].seq) {
+        if (st->keep || st->mass || !sees_all(st, next - 1) || !sees_all(st, next)) return none;
         uint32_t keys = shared_keys(st, tile.first, next);
         if (!keys) return none;
         more.shared = tile.shared && tile.shared < keys ? tile.shared : keys;
