@@ -37,7 +37,6 @@ from subject import Daemon, resources
 
 SETTLE_SECONDS = 30.0  # for everything to be back when the load has ended
 RECONNECT_SECONDS = 30.0
-HOLD_SECONDS = 1.5  # a death is noticed by then or was of another fault
 PROBATION_SECONDS = 4.0  # ample for those who were in a step that failed to be cleared, one after the other
 
 
@@ -304,10 +303,11 @@ async def drive(daemon: Daemon, scenario: str, plan: dict[str, Any], models: lis
 
 
 def delays(run: Run, daemon: Daemon, msg: str) -> list[float]:
-    """From each death to this line of the log, whose times are in milliseconds."""
+    """From each death to this line of the log, if it comes before the next death. The log has whole milliseconds."""
     told = [datetime.fromisoformat(line["ts"]).timestamp() for line in daemon.lines(msg=msg)]
-    found = (next((at - struck for at in told if at > struck - 0.001), None) for struck in run.struck)
-    return [max(0.0, seconds) for seconds in found if seconds is not None and seconds < HOLD_SECONDS]
+    spans = zip(run.struck, [*run.struck[1:], float("inf")], strict=False)
+    found = [[at - begin for at in told if begin - 0.001 < at < end] for begin, end in spans]
+    return [max(0.0, first[0]) for first in found if first]
 
 
 async def settle(daemon: Daemon, scene: Scene, before: dict[str, dict[str, int]], run: Run) -> None:
@@ -340,21 +340,21 @@ def _leftovers(stats: Any, before: dict[str, dict[str, int]], after: dict[str, d
 
 
 def _spread(seconds: list[float]) -> str:
-    ordered = sorted(seconds)
-    return f"median {1000 * statistics.median(ordered):.0f} ms, worst {1000 * ordered[-1]:.0f} ms" if ordered else "–"
+    ordered = [1000 * value for value in sorted(seconds)] or [float("nan")]
+    p99 = ordered[len(ordered) * 99 // 100]
+    return f"median {statistics.median(ordered):.1f} ms, p99 {p99:.1f} ms, worst {ordered[-1]:.1f} ms of {len(ordered)}"
 
 
 def show(scenario: str, run: Run, seconds: float) -> str:
-    gaps = sorted(run.gaps) or [0.0]
-    lines = [
+    return "\n".join([
         f"{scenario}: {run.done} requests done, {run.aborted} cancelled, {sum(run.failed.values())} failed "
         f"{dict(run.failed) or ''}, {run.wrong} wrong in {seconds:.0f} s",
-        f"  {run.faults} faults, {run.hits} of them struck live streams; longest wait of a live stream for its next "
-        f"token after a fault: median {1000 * statistics.median(gaps):.0f} ms, worst {1000 * gaps[-1]:.0f} ms",
-        f"  from a death to its streams' move: {_spread(run.noticed)}; to the end of its leases: {_spread(run.free)}",
+        f"  {run.faults} faults, {run.hits} of them struck live streams; from a fault to the next token of the stream "
+        f"that waited longest: {_spread(run.gaps)}",
+        f"  from a death to its streams' move: {_spread(run.noticed)}",
+        f"  from a death to the end of its leases: {_spread(run.free)}",
         *(f"  NOT CLEAN: {finding}" for finding in run.findings[:20]),
-    ]
-    return "\n".join(lines)
+    ])  # fmt: skip
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
