@@ -241,6 +241,7 @@ class World:
             return
         peer = self.peers[worker]
         self.orphan(worker, peer)
+        self.latest = {key: other for key, other in self.latest.items() if other != worker}
         peer.held, peer.waiting = {}, []
         self.woken(woken)
 
