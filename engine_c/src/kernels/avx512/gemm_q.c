@@ -14,8 +14,18 @@
 #include "avx512.h"
 #include "vec.h"
 
-enum { TILE = 16, FEW = 5, SPAN = 32, AHEAD = 2304 }; /* rows; rows; blocks; bytes of prefetch distance */
+enum { TILE = 16, FEW = 5, SPAN = 32 };       /* rows; rows; blocks */
+enum { NEAR = 1152, FAR = 12288 };           /* bytes ahead of which weights are asked for into L1, into L2 */
 enum { PAIRED = 20, MANY = 64, GROUP = 4 }; /* rows from which two panels go together, at least 6; most of a pass */
+
+CLB_INLINE void ask_ahead(const uint8_t *w, const int format) {
+    const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
+    CLB_UNROLL
+    for (size_t i = 0; i < bytes; i += 64) {
+        _mm_prefetch((const char *)w + NEAR + i, _MM_HINT_T0);
+        _mm_prefetch((const char *)w + FAR + i, _MM_HINT_T1);
+    }
+}
 
 /* the block's weights as u8, group g = k 4g .. 4g + 3, and the 16 scales */
 CLB_INLINE __m512 load_block(const uint8_t *w, const int format, __m512i g[8]) {
@@ -99,8 +109,7 @@ CLB_INLINE void tile(const uint8_t *w, const int format, uint32_t b, uint32_t en
         const float *d = x->d + at;
         __asm__("" : "+r"(q), "+r"(d)); /* plain addresses: an indexed one takes two slots of the front end */
         __m512i g[8];
-        CLB_UNROLL
-        for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
+        ask_ahead(w, format);
         const __m512 scale = load_block(w, format, g);
         if (!ahead) {
             starts_of(x->s + at, x->cap, 1, R, format, start);
@@ -176,7 +185,6 @@ CLB_INLINE void pair_rows(__m512i g[2][8], const __m512 scale[2], const int8_t *
 /* one block for `rows` rows, in groups of GROUP and then one smaller; rows >= 16 */
 CLB_INLINE void pair_block(const uint8_t *at, size_t stride, const int format, const clb_act_t *x, size_t cell,
                            uint32_t rows, const int first, float *acc, size_t ld) {
-    const size_t bytes = format == CLB_FMT_q4 ? 288 : 544;
     const uint32_t full = rows - (rows * (GROUP - 1)) % GROUP * (GROUP - 1); /* rows in groups of GROUP */
     const int8_t *q = (const int8_t *)x->q + cell * CLB_BLOCK;
     const float *d = x->d + cell;
@@ -185,8 +193,7 @@ CLB_INLINE void pair_block(const uint8_t *at, size_t stride, const int format, c
     __m512 scale[2];
     CLB_UNROLL
     for (uint32_t p = 0; p < 2; p++) {
-        CLB_UNROLL
-        for (size_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)at + p * stride + AHEAD + i, _MM_HINT_T0);
+        ask_ahead(at + p * stride, format);
         scale[p] = load_block(at + p * stride, format, g[p]);
     }
     uint32_t r = 0;
