@@ -11,7 +11,7 @@ typedef struct clb_sampler {
     const struct colibri_model *model;
     colibri_sampling_t in; /* defaults filled in */
     uint32_t vocab, padded; /* V = padded */
-    const float *x;         /* [vocab] the logits after steps 1 to 4: the caller's or `own`; value i is x[i] / t */
+    const float *x;         /* [vocab] the logits after steps 1 to 3: the caller's or `own`; value i is x[i] / t */
     float t, max;           /* temperature, largest value */
     float *own;             /* [V] */
     uint32_t *seen;         /* [V] counters of the penalties */
@@ -20,9 +20,9 @@ typedef struct clb_sampler {
     uint64_t *mass;         /* [CLB_BUCKETS] sum of their weights */
     uint32_t known;         /* mass[] holds for the buckets below it */
     float least;            /* a smaller p has weight 0 (min-p) */
-    uint32_t *ids;          /* [V] the members of some buckets, and of each its */
-    float *value;           /* [V] value; the same memory as seen */
-    uint64_t *weight;       /* [V] weight */
+    uint32_t *ids;          /* [V] the members of some buckets */
+    float *value;           /* [V] of each of these, in the same memory as seen */
+    uint64_t *weight;       /* [V] of each of these; before, sorting's second array */
     uint64_t *pairs;        /* [V] what is sorted: key << 32 | id */
     uint32_t current;       /* the bucket whose members are there in order; CLB_NO_BUCKET = none */
 } clb_sampler_t;
@@ -31,6 +31,7 @@ enum { CLB_NO_BUCKET = 0xffff };
 /* Lays the arrays out at `base` (64-byte aligned, or NULL) and returns their total size in bytes. */
 uint64_t clb_sampler_layout(clb_sampler_t *s, uint32_t vocab, void *base);
 
+/* Is it a handle of colibri_init? */
 colibri_status_t clb_sampler_model_check(const colibri_model_t *model, colibri_error_t *err);
 /* Copies *sampling into *in, fills in defaults and checks everything that does not need the logits. */
 colibri_status_t clb_sampling_check(const colibri_sampling_t *sampling, uint32_t vocab, colibri_sampling_t *in,

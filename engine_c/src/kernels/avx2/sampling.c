@@ -44,16 +44,31 @@ CLB_INLINE void store_buckets(uint16_t *bucket, uint32_t n, __m256i b) {
     else memcpy(bucket, &narrow, n * sizeof *bucket);
 }
 
-CLB_INLINE void add_weights(unsigned which, __m256i bucket, weights_t w, uint64_t *mass) {
-    uint32_t b[8];
-    uint64_t weight[8];
-    _mm256_storeu_si256((void *)b, bucket);
-    _mm256_storeu_si256((void *)weight, w.lo);
-    _mm256_storeu_si256((void *)(weight + 4), w.hi);
-    for (; which; which &= which - 1) {
-        int i = __builtin_ctz(which);
-        mass[b[i]] += weight[i] - WEIGHT_BIAS;
-    }
+/* Weights on their way into mass, with their buckets: put into a row first, so that how many of a vector are wanted
+ * costs no wrong guess of a branch. An entry is the weight, which has 40 bits, above 16 of the bucket. */
+enum { QUEUE = 256, WEIGHT_BIT = 16 };
+typedef struct queue {
+    uint64_t entry[QUEUE + 8];
+    uint32_t n;
+} queue_t;
+
+CLB_INLINE void drain(queue_t *q, uint64_t *mass) {
+    for (uint32_t i = 0; i < q->n; i++) mass[(uint16_t)q->entry[i]] += q->entry[i] >> WEIGHT_BIT;
+    q->n = 0;
+}
+
+/* the 4-byte halves of those of 4 lanes that a mask has, moved to the front */
+static const uint8_t front[16][8] = {
+    {0},          {0, 1},             {2, 3},             {0, 1, 2, 3},
+    {4, 5},       {0, 1, 4, 5},       {2, 3, 4, 5},       {0, 1, 2, 3, 4, 5},
+    {6, 7},       {0, 1, 6, 7},       {2, 3, 6, 7},       {0, 1, 2, 3, 6, 7},
+    {4, 5, 6, 7}, {0, 1, 4, 5, 6, 7}, {2, 3, 4, 5, 6, 7}, {0, 1, 2, 3, 4, 5, 6, 7}};
+
+CLB_INLINE void enqueue4(queue_t *q, unsigned which, __m128i bucket, __m256i w) {
+    __m256i entry = _mm256_or_si256(_mm256_slli_epi64(w, WEIGHT_BIT), _mm256_cvtepi32_epi64(bucket));
+    __m256i order = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)front[which]));
+    _mm256_storeu_si256((void *)(q->entry + q->n), _mm256_permutevar8x32_epi32(entry, order));
+    q->n += (uint32_t)__builtin_popcount(which);
 }
 
 CLB_INLINE uint64_t sum_lanes(__m256i v) {
@@ -67,6 +82,8 @@ CLB_INLINE uint64_t spread(const float *x, uint32_t n, float t, float m, uint32_
     const __m256 divisor = _mm256_set1_ps(t), most = _mm256_set1_ps(m);
     const __m256i bound = _mm256_set1_epi32((int)limit);
     __m256i lo = _mm256_setzero_si256(), hi = lo;
+    queue_t q;
+    q.n = 0;
     for (uint32_t i = 0; i < n; i += 8) {
         __m256 v = _mm256_div_ps(load_n(x + i, n - i), divisor);
         __m256i b = buckets(v, most);
@@ -81,8 +98,12 @@ CLB_INLINE uint64_t spread(const float *x, uint32_t n, float t, float m, uint32_
         weights_t w = biased_weights(p);
         lo = _mm256_add_epi64(lo, w.lo);
         hi = _mm256_add_epi64(hi, w.hi);
-        add_weights((unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(near)), b, w, mass);
+        unsigned which = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(near));
+        enqueue4(&q, which & 15, _mm256_castsi256_si128(b), w.lo);
+        enqueue4(&q, which >> 4, _mm256_extracti128_si256(b, 1), w.hi);
+        if (q.n >= QUEUE) drain(&q, mass);
     }
+    if (mass) drain(&q, mass);
     return mass ? sum_lanes(_mm256_add_epi64(lo, hi)) - (n + 7ull) / 8 * 8 * WEIGHT_BIAS : 0;
 }
 

@@ -56,6 +56,10 @@ CLB_EMU __m256i clb_emu_cvtepi32_epi16(__m512i a) { /* values that fit */
     clb_emu_si s = clb_emu_split_si(a);
     return _mm256_permute4x64_epi64(_mm256_packs_epi32(s.h[0], s.h[1]), 0xd8);
 }
+CLB_EMU __m512i clb_emu_cvtepi32_epi64(__m256i a) {
+    __m128i lo = _mm256_castsi256_si128(a), hi = _mm256_extracti128_si256(a, 1);
+    return clb_emu_join_si((clb_emu_si){{_mm256_cvtepi32_epi64(lo), _mm256_cvtepi32_epi64(hi)}});
+}
 CLB_EMU __m512i clb_emu_srai_epi32(__m512i a, int n) {
     clb_emu_si s = clb_emu_split_si(a);
     return clb_emu_join_si((clb_emu_si){{_mm256_srai_epi32(s.h[0], n), _mm256_srai_epi32(s.h[1], n)}});
@@ -94,6 +98,7 @@ CLB_EMU __m512 clb_emu_shuffle_f32x4(__m512 a, __m512 b, int from) { /* two 128-
 #undef _mm512_cvtps_pd
 #undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtepi32_epi16
+#undef _mm512_cvtepi32_epi64
 #undef _mm512_srai_epi32
 #undef _mm512_maskz_loadu_ps
 #undef _mm512_maskz_loadu_epi32
@@ -106,6 +111,7 @@ CLB_EMU __m512 clb_emu_shuffle_f32x4(__m512 a, __m512 b, int from) { /* two 128-
 #define _mm512_cvtps_ph(a, rounding) clb_emu_cvtps_ph(a) /* rounding 0: to nearest even */
 #define _mm512_cvtps_pd clb_emu_cvtps_pd
 #define _mm512_cvtepu16_epi32 clb_emu_cvtepu16_epi32
+#define _mm512_cvtepi32_epi64 clb_emu_cvtepi32_epi64
 #define _mm512_cvtepi32_epi16 clb_emu_cvtepi32_epi16
 #define _mm512_srai_epi32 clb_emu_srai_epi32
 #define _mm512_maskz_loadu_ps clb_emu_maskz_loadu_ps

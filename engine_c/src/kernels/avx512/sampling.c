@@ -30,23 +30,22 @@ CLB_INLINE weights_t biased_weights(__m512 p) {
                        _mm512_castpd_si512(_mm512_fmadd_pd(_mm512_cvtps_pd(high_half(p)), unit, bias))};
 }
 
-/* Weights on their way into mass: gathered first, so that how many a vector has costs no wrong guess. */
-enum { QUEUE = 256 };
+/* Weights on their way into mass, with their buckets: put into a row first, so that how many of a vector are wanted
+ * costs no wrong guess of a branch. An entry is the weight, which has 40 bits, above 16 of the bucket. */
+enum { QUEUE = 256, WEIGHT_BIT = 16 };
 typedef struct queue {
-    uint64_t weight[QUEUE + 16];
-    uint32_t bucket[QUEUE + 16], n;
+    uint64_t entry[QUEUE + 16];
+    uint32_t n;
 } queue_t;
 
 CLB_INLINE void drain(queue_t *q, uint64_t *mass) {
-    for (uint32_t i = 0; i < q->n; i++) mass[q->bucket[i]] += q->weight[i] - WEIGHT_BIAS;
+    for (uint32_t i = 0; i < q->n; i++) mass[(uint16_t)q->entry[i]] += q->entry[i] >> WEIGHT_BIT;
     q->n = 0;
 }
 
-CLB_INLINE void enqueue(queue_t *q, __mmask16 which, __m512i bucket, weights_t w) {
-    uint32_t low = (uint32_t)__builtin_popcount(which & 0xff);
-    _mm512_storeu_si512(q->bucket + q->n, _mm512_maskz_compress_epi32(which, bucket));
-    _mm512_storeu_si512(q->weight + q->n, _mm512_maskz_compress_epi64((__mmask8)which, w.lo));
-    _mm512_storeu_si512(q->weight + q->n + low, _mm512_maskz_compress_epi64((__mmask8)(which >> 8), w.hi));
+CLB_INLINE void enqueue8(queue_t *q, __mmask8 which, __m256i bucket, __m512i w) {
+    __m512i entry = _mm512_or_si512(_mm512_slli_epi64(w, WEIGHT_BIT), _mm512_cvtepi32_epi64(bucket));
+    _mm512_storeu_si512(q->entry + q->n, _mm512_maskz_compress_epi64(which, entry));
     q->n += (uint32_t)__builtin_popcount(which);
 }
 
@@ -90,7 +89,8 @@ CLB_INLINE uint64_t spread(const float *x, uint32_t n, float t, float m, uint32_
         weights_t w = biased_weights(p);
         lo = _mm512_add_epi64(lo, w.lo);
         hi = _mm512_add_epi64(hi, w.hi);
-        enqueue(&q, near, b, w);
+        enqueue8(&q, (__mmask8)near, _mm512_castsi512_si256(b), w.lo);
+        enqueue8(&q, (__mmask8)(near >> 8), _mm512_extracti64x4_epi64(b, 1), w.hi);
         if (q.n >= QUEUE) drain(&q, mass);
     }
     if (!mass) return 0;
