@@ -126,8 +126,17 @@ def age() -> float:
 def resident_bytes(pid: int) -> int:
     """Proportional set size: shared pages counted by their share. 0 if it cannot be read. The kernel walks all mapped
     pages for this, milliseconds per gigabyte."""
+    return _memory(pid, "Pss:")
+
+
+def huge_file_bytes() -> int:
+    """Of this process's mapped files, what the kernel maps in huge pages. As resident_bytes()."""
+    return _memory(os.getpid(), "FilePmdMapped:")
+
+
+def _memory(pid: int, name: str) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), 0)

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from colibri_engine import Engine
@@ -25,6 +25,7 @@ from ..common.exit_codes import Exit
 from ..common.facts import ModelFacts
 from ..common.link import Link
 from ..common.pages import Field, Page, State
+from ..common.process import huge_file_bytes
 from ..common.settings import Settings
 from .calibrate import calibrate
 from .loop import Loop
@@ -102,7 +103,7 @@ def _load(link: Link, control: socket.socket, stop: socket.socket, page: Page, s
     except BaseException:
         engine.close()
         raise
-    _log.info("loaded", slabs=kv.total, **told)
+    _log.info("loaded", slabs=kv.total, **told, huge=round(huge_file_bytes() / facts.weight_bytes, 2))
     return loop, engine, told
 
 
@@ -115,11 +116,14 @@ def _unchanged(memory: memoryview | None) -> Iterator[None]:
 
 
 def _warm(files: list[int], page: Page) -> None:
-    """Brings the weights into the page cache a slice at a time, so that loading can be watched."""
+    """Brings the weights into the page cache a slice at a time, so that loading can be watched. What is not there yet
+    comes in huge pages if the file system has them; how a page came in stays until it leaves the cache."""
     sizes = [os.fstat(fd).st_size for fd in files]
     page[Field.TO_LOAD] = sum(sizes)
     for fd, size in zip(files, sizes, strict=True):
         with mmap.mmap(fd, size, prot=mmap.PROT_READ) as mapped:
+            with suppress(OSError):  # a kernel without them
+                mapped.madvise(mmap.MADV_HUGEPAGE)
             for at in range(0, size, _SLICE):
                 end = min(at + _SLICE, size)
                 _populate(mapped, at, end)

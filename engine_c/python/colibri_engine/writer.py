@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -110,6 +111,7 @@ class ContainerWriter:
         try:
             for f in self._files:
                 os.fsync(f.fileno())
+                _forget(f.fileno())
             self.companion(MANIFEST, manifest.to_json().encode())
             _sync_folder(self._folder)
             self._move()
@@ -170,6 +172,12 @@ def _is_container(path: Path) -> bool:
         return read_json(path / MANIFEST, ContainerError).get("format") == FORMAT
     except ContainerError:
         return False
+
+
+def _forget(fd: int) -> None:
+    """Takes the file out of the page cache: writing leaves it there in small pages, loading reads it into huge ones."""
+    with suppress(OSError, AttributeError):  # best effort; Linux
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _sync_folder(path: Path) -> None:
