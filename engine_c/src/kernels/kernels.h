@@ -80,7 +80,7 @@ typedef void clb_scale_fn(float w, uint32_t n, float *x);
 /* acc[i] += x[i] */
 typedef void clb_add_fn(const float *x, uint32_t n, float *acc);
 
-/* *m = the largest x that is not NaN, -inf if there is none, a zero being +0. Returns 0, or -1 if an x is not finite. */
+/* *m = the largest x that is not NaN, a zero being +0, or -inf. Returns 0, or -1 if an x is not finite. */
 typedef int clb_finite_max_fn(const float *x, uint32_t n, float *m);
 /* sum of (double)exp(x[i] - m) in 16 double lanes by index mod 16 (the tail adds nothing), then the tree. */
 typedef double clb_exp_sum_fn(const float *x, uint32_t n, float m);

@@ -5,8 +5,8 @@
 #include "../base/fp.h"
 #include "../model/model.h"
 
-/* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. Of the buckets (kernels.h) all of
- * bucket b come before all of bucket b + 1 in the order (value descending, id ascending). */
+/* One call's state. The arrays live in the scratch buffer; V = vocab rounded up to 16. In the order (value descending,
+ * id ascending) all members of bucket b (kernels.h) come before all of bucket b + 1. */
 typedef struct clb_sampler {
     const struct colibri_model *model;
     colibri_sampling_t in; /* defaults filled in */
