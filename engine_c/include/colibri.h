@@ -321,8 +321,8 @@ typedef struct colibri_draw {
 } colibri_draw_t;
 
 /* colibri_sample for each of draws [n], stride draws[0].struct_size, spread over parallel_for. A row's result depends
- * on nothing but the row. scratch: WORKSPACE; as many rows are drawn at once as it holds colibri_sample_size bytes (one at
- * least), config.threads of them at most. A row that fails says so in its status alone; the call fails only for the
+ * on nothing but the row. scratch: WORKSPACE; as many rows are drawn at once as it holds colibri_sample_size bytes (one
+ * at least), config.threads of them at most. A row that fails says so in its status alone; the call fails only for the
  * other arguments, and then no row was drawn. */
 COLIBRI_API colibri_status_t colibri_sample_rows(const colibri_model_t *model, colibri_draw_t *draws, uint32_t n,
                                                  colibri_buffer_t *scratch, colibri_error_t *err);
