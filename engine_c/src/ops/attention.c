@@ -155,7 +155,7 @@ static view_t view_at(const tile_t *q, uint32_t i) {
     return view_of(sequence_at(q->st, q->first + i), q->st->tokens[q->first + i].pos);
 }
 
-/* Keys from `from` on of queries [i, end), which are of one sequence: what all see, then what only the later ones do. */
+/* Keys from `from` on of queries [i, end), which are of one sequence: what all see, then what only later ones do. */
 static void each_own(const tile_t *q, uint32_t i, uint32_t end, uint32_t from, clb_kv_part_t part, run_fn *run) {
     tile_t own = *q;
     own.seq = sequence_at(q->st, q->first + i);
