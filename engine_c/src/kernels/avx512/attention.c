@@ -12,6 +12,7 @@ enum {
     KEYS = 16,     /* keys reduced together */
     BLOCK = 32,    /* keys transposed, or values converted, together */
     SPAN = 32,     /* keys per pass over V, so that they stay in L1 */
+    HEADS = 4,     /* queries that share loads of transposed keys */
     MANY = 8,      /* queries from which the second form pays */
     WIDEST = 256   /* head size up to which its block lies on the stack */
 };
@@ -128,73 +129,82 @@ CLB_INLINE void transpose(const uint8_t *k, uint32_t rows, uint32_t hdp, uint32_
     }
 }
 
-/* b[r][g] = (l + l+8) + (l+4 + l+12) of H queries against G groups of 16 keys, l = `lane` */
-CLB_INLINE void quarter(const float *q, const float *kt, uint32_t hdp, const int lane, const int H, const int G,
-                        __m512 b[2][2]) {
-    __m512 acc[4][2][2];
-    CLB_UNROLL
-    for (int l = 0; l < 4; l++)
-        CLB_UNROLL
-        for (int r = 0; r < 2; r++)
-            CLB_UNROLL
-            for (int g = 0; g < 2; g++) acc[l][r][g] = _mm512_setzero_ps();
-    const float *q0 = q + lane, *q1 = q0 + hdp, *end = q0 + hdp;
-    for (kt += lane * BLOCK; q0 < end; q0 += 16, q1 += 16, kt += 16 * BLOCK)
-        CLB_UNROLL
-        for (int l = 0; l < 4; l++) {
-            __m512 key[2];
-            CLB_UNROLL
-            for (int g = 0; g < G; g++) key[g] = _mm512_loadu_ps(kt + 4 * l * BLOCK + 16 * g);
-            CLB_UNROLL
-            for (int r = 0; r < H; r++) {
-                __m512 v = _mm512_set1_ps(r ? q1[4 * l] : q0[4 * l]);
-                CLB_UNROLL
-                for (int g = 0; g < G; g++) acc[l][r][g] = _mm512_fmadd_ps(v, key[g], acc[l][r][g]);
-            }
-        }
+typedef struct sums { __m512 of[HEADS][2]; } sums_t; /* of H queries against G groups of 16 keys */
+
+CLB_INLINE sums_t plus(sums_t a, sums_t b, const int H, const int G) {
     CLB_UNROLL
     for (int r = 0; r < H; r++)
         CLB_UNROLL
-        for (int g = 0; g < G; g++)
-            b[r][g] = _mm512_add_ps(_mm512_add_ps(acc[0][r][g], acc[2][r][g]),
-                                    _mm512_add_ps(acc[1][r][g], acc[3][r][g]));
+        for (int g = 0; g < G; g++) a.of[r][g] = _mm512_add_ps(a.of[r][g], b.of[r][g]);
+    return a;
+}
+
+/* lanes l + l+8, l = `lane`: four queries share a load of keys and two groups of keys a broadcast */
+CLB_INLINE sums_t eighth(const float *q, const float *kt, uint32_t hdp, const int lane, const int H, const int G) {
+    sums_t acc[2];
+    CLB_UNROLL
+    for (int l = 0; l < 2; l++)
+        CLB_UNROLL
+        for (int r = 0; r < H; r++)
+            CLB_UNROLL
+            for (int g = 0; g < G; g++) acc[l].of[r][g] = _mm512_setzero_ps();
+    q += lane, kt += lane * BLOCK;
+    for (uint32_t d = 0; d < hdp; d += 16, q += 16, kt += 16 * BLOCK)
+        CLB_UNROLL
+        for (int l = 0; l < 2; l++) {
+            __m512 key[2];
+            CLB_UNROLL
+            for (int g = 0; g < G; g++) key[g] = _mm512_loadu_ps(kt + 8 * l * BLOCK + 16 * g);
+            CLB_UNROLL
+            for (int r = 0; r < H; r++) {
+                __m512 v = _mm512_set1_ps(q[(size_t)r * hdp + 8 * (size_t)l]);
+                CLB_UNROLL
+                for (int g = 0; g < G; g++) acc[l].of[r][g] = _mm512_fmadd_ps(v, key[g], acc[l].of[r][g]);
+            }
+        }
+    return plus(acc[0], acc[1], H, G);
 }
 
 /* H queries against a transposed block of `keys` keys, at most 16 G */
 CLB_INLINE void score_block(const float *q, const float *kt, uint32_t keys, uint32_t hdp, const int H, const int G,
                             float *scores, size_t ld) {
-    __m512 even[2][2], odd[2][2], b[2][2];
-    quarter(q, kt, hdp, 0, H, G, even);
-    quarter(q, kt, hdp, 2, H, G, b);
+    sums_t half[2];
     CLB_UNROLL
-    for (int r = 0; r < H; r++)
-        CLB_UNROLL
-        for (int g = 0; g < G; g++) even[r][g] = _mm512_add_ps(even[r][g], b[r][g]);
-    quarter(q, kt, hdp, 1, H, G, odd);
-    quarter(q, kt, hdp, 3, H, G, b);
+    for (int i = 0; i < 2; i++) { /* lanes i, i+2, i+4 …: l + l+4, then l + l+2 */
+        sums_t a = plus(eighth(q, kt, hdp, i, H, G), eighth(q, kt, hdp, i + 4, H, G), H, G);
+        sums_t b = plus(eighth(q, kt, hdp, i + 2, H, G), eighth(q, kt, hdp, i + 6, H, G), H, G);
+        half[i] = plus(a, b, H, G);
+    }
+    sums_t all = plus(half[0], half[1], H, G);
     CLB_UNROLL
     for (int r = 0; r < H; r++)
         CLB_UNROLL
         for (int g = 0; g < G; g++)
-            store16_n(scores + (size_t)r * ld + 16 * g, keys - 16 * (uint32_t)g,
-                      _mm512_add_ps(even[r][g], _mm512_add_ps(odd[r][g], b[r][g])));
+            store16_n(scores + (size_t)r * ld + 16 * g, keys - 16 * (uint32_t)g, all.of[r][g]);
+}
+
+/* nq queries against a transposed block */
+CLB_INLINE void score_blocks(const float *q, uint32_t nq, const float *kt, uint32_t keys, uint32_t hdp, const int G,
+                             float *scores, size_t ld) {
+    for (; nq >= HEADS; nq -= HEADS, q += (size_t)HEADS * hdp, scores += HEADS * ld)
+        score_block(q, kt, keys, hdp, HEADS, G, scores, ld);
+    if (nq >= 2) {
+        score_block(q, kt, keys, hdp, 2, G, scores, ld);
+        nq -= 2, q += (size_t)2 * hdp, scores += 2 * ld;
+    }
+    if (nq) score_block(q, kt, keys, hdp, 1, G, scores, ld);
 }
 
 CLB_INLINE void score_many(const float *q, uint32_t nq, const uint8_t *k, uint32_t n, uint32_t hdp, float *out,
                            size_t ld, const int wide) {
     _Alignas(64) float kt[WIDEST * BLOCK];
     for (uint32_t j = 0; j < n; j += BLOCK, k += BLOCK * row_bytes_of(hdp, wide)) {
-        uint32_t keys = n - j < BLOCK ? n - j : BLOCK, h = 0;
+        uint32_t keys = n - j < BLOCK ? n - j : BLOCK;
         for (uint32_t g = 0; g < keys; g += 16)
             for (uint32_t d = 0; d < hdp; d += 16)
                 transpose(k + g * row_bytes_of(hdp, wide), keys - g, hdp, d, wide, kt + (size_t)d * BLOCK + g);
-        if (keys > 16) {
-            for (; h + 2 <= nq; h += 2) score_block(q + (size_t)h * hdp, kt, keys, hdp, 2, 2, out + h * ld + j, ld);
-            if (h < nq) score_block(q + (size_t)h * hdp, kt, keys, hdp, 1, 2, out + h * ld + j, ld);
-        } else {
-            for (; h + 2 <= nq; h += 2) score_block(q + (size_t)h * hdp, kt, keys, hdp, 2, 1, out + h * ld + j, ld);
-            if (h < nq) score_block(q + (size_t)h * hdp, kt, keys, hdp, 1, 1, out + h * ld + j, ld);
-        }
+        if (keys > 16) score_blocks(q, nq, kt, keys, hdp, 2, out + j, ld);
+        else score_blocks(q, nq, kt, keys, hdp, 1, out + j, ld);
     }
 }
 
