@@ -175,7 +175,7 @@ def _is_container(path: Path) -> bool:
 
 def _settle(fd: int) -> None:
     """Makes the file durable and drops it from the page cache, which holds it in the small pages it was written by:
-    whoever loads it reads it again, in huge pages where the file system has them (about 1.06 times the decode speed)."""
+    whoever loads it reads it again, in huge pages where the file system has them (decode about 1.06 times as fast)."""
     os.fsync(fd)
     with suppress(OSError, AttributeError):  # best effort; not everywhere
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
