@@ -2,8 +2,8 @@
  * broadcast of 4 activations. The int32 sum starts at -offset * sum(x), so stored unsigned weights give the signed dot
  * exactly.
  *
- * Few rows, one panel: a tile of up to 16 activation rows keeps its float sums in registers beside 8 zmm of weights;
- * its rows go in groups whose integer sums advance together, since one row's 8 dependent vpdpbusd take 40 cycles and the
+ * Few rows, one panel: a tile of up to 16 activation rows keeps float sums in registers beside 8 zmm of weights. Its
+ * rows go in groups whose integer sums advance together, since one row's 8 dependent vpdpbusd take 40 cycles and the
  * scheduler sees only a few rows ahead. One tile function per height, chosen from a table: no cliff.
  * Many rows, two panels: each block is unpacked once for all rows and each broadcast serves both panels, which pays for
  * float sums in L1; with one panel those would need eleven loads for eleven operations.
