@@ -98,7 +98,7 @@ def test_it_is_told_before_the_process_is_taken_apart(page: Page) -> None:
 ENDS: dict[int, Callable[[], None]] = {
     0: lambda: None,
     3: lambda: os._exit(3),
-    -signal.SIGABRT: lambda: os.kill(os.getpid(), signal.SIGABRT),
+    -signal.SIGTERM: lambda: os.kill(os.getpid(), signal.SIGTERM),
 }
 
 
