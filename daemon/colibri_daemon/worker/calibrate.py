@@ -17,6 +17,7 @@ from .scheduler import LEAST_CHUNK
 STALL = 0.1  # seconds a running stream may wait for another's prefill, unless one pass over the weights is longer
 LEAST, MOST = LEAST_CHUNK, 512  # rows of a chunk
 GENTLE_LEAST = 32  # least rows of a chunk beside running streams, if the bound allows: below them kernels lose too much
+GENTLE_SECONDS = 0.005  # and what it may take at least: nobody sees that, and a small model's steps cost more than rows
 _FEW, _MANY = 8, 128  # rows of the measured steps, the longer ...
 _MANY_SECONDS = 0.1  # ... at most about as long as this
 _KEY = 1  # of the sequence that is measured
@@ -69,7 +70,8 @@ def choose(short: Timing, long: Timing, deep: Timing, step_tokens: int) -> Calib
         return Calibration(step_tokens, step_tokens, 0.0, max(STALL, takes))
     chunk = min(MOST, max(LEAST, int((max(STALL, 2 * one_pass) - one_pass) / per_row)))
     least = LEAST * (per_row + deep.keys * per_key)  # a step always has room for these
-    gentle = min(chunk, max(GENTLE_LEAST, int(one_pass / per_row)))  # as long as the pass that the streams need anyway
+    # As long as the pass that the streams need anyway.
+    gentle = min(chunk, max(GENTLE_LEAST, int(max(one_pass, GENTLE_SECONDS) / per_row)))
     return Calibration(chunk, gentle, per_key / per_row, max(STALL, one_pass + max(chunk * per_row, least)))
 
 

@@ -180,7 +180,7 @@ def test_loading_has_a_deadline_of_its_own(start):
 
 def test_verification_comes_before_the_workers(start):
     service = start(verify="true")
-    state = service.until(lambda: (state := service.state()).get("progress") and state)
+    state = service.until(lambda: "verified" in (state := service.state()).get("reason", "") and state)
     assert (state["progress"], state["reason"]) == (0.5, "the model is being verified")
     assert service.told("worker") == []
     (service.place / "sound").touch()

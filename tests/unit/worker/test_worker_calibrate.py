@@ -38,6 +38,7 @@ def test_a_fast_machine_takes_the_longest_and_a_slow_one_the_shortest() -> None:
 def test_beside_streams_a_chunk_takes_as_long_as_the_pass_they_need_anyway() -> None:
     assert chosen(0.03, 0.0005).gentle in (59, 60)
     assert chosen(0.001, 0.0005).gentle == GENTLE_LEAST
+    assert chosen(0.0001, 0.00002).gentle in (249, 250)  # GENTLE_SECONDS
     slow = chosen(0.02, 0.02)
     assert slow.gentle == slow.chunk < GENTLE_LEAST
 
