@@ -133,12 +133,15 @@ async def test_the_pool_is_killed_under_load(daemon, asks, kills):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("kills", [KILLS // 2, pytest.param(50, marks=pytest.mark.full)])
 async def test_workers_are_killed_under_load(daemon, asks, number, kills):
-    draw = random.Random(int(number))
+    """By a signal that suspects nobody, and by one after which requests must have come on before the next, or they are
+    taken for its cause."""
+    draw, more = random.Random(int(number)), 3 * STREAMS if number == signal.SIGSEGV else 1
     async with load(daemon, asks) as running:
         for _ in range(kills):
-            seen = running.done
             await kill(daemon, f"worker {draw.randrange(2)}", number)
-            await until(lambda seen=seen: running.done > seen, daemon)
+            await asyncio.to_thread(daemon.wait_ready)
+            seen = running.done
+            await until(lambda seen=seen: running.done >= seen + more, daemon)
     daemon.wait_ready()
     daemon.until(lambda: slabs_at_rest(daemon))
     assert daemon.log(msg="the pool has a process ended") == []
