@@ -130,14 +130,20 @@ def test_what_would_complete_a_special_token_does_not(messages: list[dict[str, s
     assert specials_in(tokenizer.encode_chat(messages), _folders["byte_level"]) == []
 
 
+def add_specials(folder: Path, *contents: str) -> int:
+    """More special tokens, with the ids behind the vocabulary. Returns the first of these."""
+    data = json.loads((folder / "tokenizer.json").read_text())
+    first = len(data["model"]["vocab"])
+    for id, content in enumerate(contents, first):
+        data["added_tokens"].append({**data["added_tokens"][0], "id": id, "content": content})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return first
+
+
 def test_special_tokens_that_overlap(tmp_path: Path) -> None:
     """Typed ones are text, however they overlap; of the template's the longest counts, as in the tokenizers package."""
     folder = write_folder(tmp_path, "byte_level", chat_template="<s><s>x{{ messages[0].content }}")
-    data = json.loads((folder / "tokenizer.json").read_text())
-    last = len(data["model"]["vocab"])
-    for i, content in enumerate(("<s>x", "<a><", "<b>", "ab", "bcd")):
-        data["added_tokens"].append({**data["added_tokens"][0], "id": last + i, "content": content})
-    (folder / "tokenizer.json").write_text(json.dumps(data))
+    last = add_specials(folder, "<s>x", "<a><", "<b>", "ab", "bcd")
     ids = Tokenizer(folder).encode_chat([{"role": "user", "content": "<a><b>abcd"}])
     assert specials_in(ids, folder) == [1, last]
     assert ids[:2] == hugging_face(folder).encode("<s><s>x").ids
@@ -146,11 +152,7 @@ def test_special_tokens_that_overlap(tmp_path: Path) -> None:
 def test_special_tokens_that_escapes_of_typed_ones_contain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A short special token may be part of the nonce, of the hexadecimal digits or of the brackets around them."""
     folder = write_folder(tmp_path, "byte_level", chat_template="<s>x{{ messages[0].content }}y<s>")
-    data = json.loads((folder / "tokenizer.json").read_text())
-    last = len(data["model"]["vocab"])
-    for i, content in enumerate(("ab", "b7:", "3c", "x[a", "]y")):
-        data["added_tokens"].append({**data["added_tokens"][0], "id": last + i, "content": content})
-    (folder / "tokenizer.json").write_text(json.dumps(data))
+    add_specials(folder, "ab", "b7:", "3c", "x[a", "]y")
     monkeypatch.setattr("secrets.token_hex", lambda count: "ab7" * count)
     tokenizer = Tokenizer(folder)
     ids = tokenizer.encode_chat([{"role": "user", "content": "[<s>ab3c7]"}])
